@@ -1,1 +1,59 @@
+"""Activation checkpointing that can be trusted.
+
+    import ac_core
+
+    report = ac_core.apply_activation_checkpointing(model, "full")  # the model is changed in place
+    print(report)                                                   # asked -> applied, one line a group of blocks
+    ac_core.remove_activation_checkpointing(model)
+
+Settings (:mod:`ac_core.config`, :mod:`ac_core.strategies`) are plain data and load without torch, so that a command
+line can read and refuse a recipe at once; everything else is loaded on first use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from ac_core.config import ActivationCheckpointingConfig
+from ac_core.strategies import DDPConfig, FSDP2Config, MegatronFSDPConfig
+
+if TYPE_CHECKING:
+    from ac_core._apply import apply_activation_checkpointing, remove_activation_checkpointing
+    from ac_core._blocks import Block, find_blocks
+    from ac_core._report import BlockGroup, Report
+    from ac_core.errors import ActivationCheckpointingError
+
 __version__ = "0.1.0"
+
+_HOME = {
+    "ActivationCheckpointingError": "ac_core.errors",
+    "Block": "ac_core._blocks",
+    "BlockGroup": "ac_core._report",
+    "Report": "ac_core._report",
+    "apply_activation_checkpointing": "ac_core._apply",
+    "find_blocks": "ac_core._blocks",
+    "remove_activation_checkpointing": "ac_core._apply",
+}
+
+__all__ = [
+    "ActivationCheckpointingConfig",
+    "ActivationCheckpointingError",
+    "Block",
+    "BlockGroup",
+    "DDPConfig",
+    "FSDP2Config",
+    "MegatronFSDPConfig",
+    "Report",
+    "apply_activation_checkpointing",
+    "find_blocks",
+    "remove_activation_checkpointing",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'ac_core' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(set(__all__) | set(globals()))

@@ -1,0 +1,86 @@
+"""The callable that stands in for the forward of a checkpointed block."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import is_grad_enabled, nn
+from torch.utils.checkpoint import checkpoint, noop_context_fn
+
+from ac_core._contexts import ContextFn
+from ac_core.errors import ActivationCheckpointingError
+
+# NOTE [ Attachment ]
+# A block is checkpointed by putting a `CheckpointedForward` into its instance as `forward`. That keeps everything
+# else of the model as it was:
+# 1. The module tree, the parameter names, the `state_dict` keys and the class of the block do not change. A wrapper
+#    module changes all but the keys.
+# 2. Module hooks stay outside the region: FSDP2 gathers and casts once around the block, not inside its recompute.
+# 3. It is an object that refers to the module, not a closure. `copy.deepcopy` and `pickle` follow the reference to
+#    the copy of the module; a closure would go on calling the original's weights from the copy, silently.
+
+
+class CheckpointedForward:
+    """Runs the forward of `module` in a checkpoint region whenever gradients are on.
+
+    Whether a region is opened depends on grad mode and not on `module.training`: `model.eval()` with gradients saves
+    activations like any other forward, and a validation pass under `torch.no_grad()` saves none.
+    """
+
+    def __init__(
+        self, module: nn.Module, name: str, *, preserve_rng_state: bool, early_stop: bool, context_fn: ContextFn | None
+    ) -> None:
+        self.module = module
+        self.name = name
+        self.preserve_rng_state = preserve_rng_state
+        self.early_stop = early_stop
+        self.context_fn = context_fn
+        self.replaced = module.__dict__.get("forward")  # an instance's own forward, put there by another tool
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        # Callers such as transformers read it to learn which arguments a forward takes.
+        return inspect.signature(self._original)
+
+    @property
+    def _original(self) -> Callable[..., Any]:
+        # Looked up at each call: `fully_shard` changes the class of the module after it has been attached to.
+        return self.replaced or type(self.module).forward.__get__(self.module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not is_grad_enabled():
+            return self._original(*args, **kwargs)
+        self._refuse_double_checkpointing()
+        for name, value in kwargs.items():
+            self._refuse_cache(name, value)
+        # Keyword arguments travel as positional ones. So `checkpoint` saves their tensors as it saves all its inputs,
+        # with a version check and through outer saved-tensor hooks, and no name collides with one of its own options.
+        return checkpoint(
+            self._run,
+            tuple(kwargs),
+            *kwargs.values(),
+            *args,
+            use_reentrant=False,
+            preserve_rng_state=self.preserve_rng_state,
+            early_stop=self.early_stop,
+            context_fn=self.context_fn or noop_context_fn,
+        )
+
+    def _run(self, names: tuple[str, ...], *values: Any) -> Any:
+        kwargs = dict(zip(names, values, strict=False))
+        return self._original(*values[len(names) :], **kwargs)
+
+    def _refuse_double_checkpointing(self) -> None:
+        if getattr(self.module, "gradient_checkpointing", False):
+            raise ActivationCheckpointingError(
+                f"block '{self.name}' is checkpointed by ac-core and by Hugging Face (gradient_checkpointing=True), "
+                "which would run it three times a step; call model.gradient_checkpointing_disable()"
+            )
+
+    def _refuse_cache(self, name: str, value: object) -> None:
+        # A key/value cache is recognised by what it can do. The recompute would append to it a second time.
+        if callable(getattr(value, "update", None)) and callable(getattr(value, "get_seq_length", None)):
+            raise ActivationCheckpointingError(
+                f"block '{self.name}' was given a key/value cache ({name}=) while gradients are on; its recompute "
+                "would append the same keys again. Call the model with use_cache=False, or under torch.no_grad()"
+            )

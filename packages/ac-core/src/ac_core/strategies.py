@@ -1,0 +1,93 @@
+"""What a parallelism strategy is told about activation checkpointing and sizes, as plain data. Loads without torch.
+
+The names of the fields are those of the `distributed:` section of a recipe. The configs say what is wanted; building
+the mesh and wrapping the model is the caller's.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ac_core.config import ActivationCheckpointingConfig, PolicyName, Scope, policy_name, scope_names
+
+ActivationCheckpointing = bool | PolicyName | ActivationCheckpointingConfig | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StrategyConfig:
+    """The fields that every strategy has.
+
+    activation_checkpointing: a policy (`false`, `true`, `"full"`, ...) or a whole `ActivationCheckpointingConfig`.
+    activation_checkpointing_scope: as `ActivationCheckpointingConfig.scope`.
+    dp_size: ranks that hold different data; `None`: all that the other sizes leave over.
+    dp_replicate_size, tp_size, cp_size, pp_size, ep_size: ranks per replica group, tensor, context, pipeline and
+        expert parallelism; 1 means none.
+
+    Raises:
+        ValueError: naming the field, the value and the valid values.
+    """
+
+    activation_checkpointing: ActivationCheckpointing = False
+    activation_checkpointing_scope: Scope = "all"
+    dp_size: int | None = None
+    dp_replicate_size: int = 1
+    tp_size: int = 1
+    cp_size: int = 1
+    pp_size: int = 1
+    ep_size: int = 1
+
+    def __post_init__(self) -> None:
+        asked = self.activation_checkpointing
+        scope = scope_names(self.activation_checkpointing_scope, field="activation_checkpointing_scope")
+        if not isinstance(asked, ActivationCheckpointingConfig):
+            object.__setattr__(self, "activation_checkpointing", policy_name(asked, field="activation_checkpointing"))
+        elif scope not in ("all", asked.scope):
+            raise ValueError(
+                f"activation_checkpointing_scope: {scope!r} contradicts the scope {asked.scope!r} given inside "
+                "activation_checkpointing; give it once"
+            )
+        object.__setattr__(self, "activation_checkpointing_scope", scope)
+        for name in ("dp_size", "dp_replicate_size", "tp_size", "cp_size", "pp_size", "ep_size"):
+            value = getattr(self, name)
+            if value is None and name == "dp_size":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name}: {value!r} is not a whole number of ranks, at least 1")
+
+    @property
+    def checkpointing(self) -> ActivationCheckpointingConfig:
+        """The policy and scope of this strategy as the one config that `apply_activation_checkpointing` takes."""
+        asked = self.activation_checkpointing
+        if isinstance(asked, ActivationCheckpointingConfig):
+            return asked
+        return ActivationCheckpointingConfig(policy=asked, scope=self.activation_checkpointing_scope)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FSDP2Config(_StrategyConfig):
+    """Fully sharded data parallelism, `torch.distributed.fsdp.fully_shard`."""
+
+    strategy: Literal["fsdp2"] = "fsdp2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DDPConfig(_StrategyConfig):
+    """Replicated data parallelism, `torch.nn.parallel.DistributedDataParallel`."""
+
+    strategy: Literal["ddp"] = "ddp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MegatronFSDPConfig(_StrategyConfig):
+    """Megatron-FSDP. It checkpoints whole blocks or nothing: `selective` and `budget` are refused."""
+
+    strategy: Literal["megatron_fsdp"] = "megatron_fsdp"
+
+    def __post_init__(self) -> None:
+        asked = self.activation_checkpointing
+        policy = asked.policy if isinstance(asked, ActivationCheckpointingConfig) else asked
+        if policy in ("selective", "budget"):
+            raise ValueError(
+                f"activation_checkpointing: {policy!r} is not supported with strategy 'megatron_fsdp'; use strategy "
+                "'fsdp2' or 'ddp' for it, or activation_checkpointing 'full' with Megatron-FSDP"
+            )
+        super().__post_init__()
