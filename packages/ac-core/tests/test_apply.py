@@ -1,0 +1,240 @@
+"""Applied checkpointing recomputes, keeps every number, changes nothing else, and comes off again."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from ac_core import (
+    ActivationCheckpointingConfig,
+    ActivationCheckpointingError,
+    apply_activation_checkpointing,
+    remove_activation_checkpointing,
+)
+
+WIDTH, TOKENS, FP32 = 16, 24, 4
+
+
+def test_full_runs_each_block_twice_and_gives_the_same_numbers(stack, assert_same_step, train_step, count_forwards):
+    model = stack(depth=4)
+    apply_activation_checkpointing(model, "full")
+    assert_same_step(stack(depth=4), model)
+    calls = count_forwards(model.layers[2].up)
+    train_step(model)
+    assert calls() == 2
+
+
+def test_full_keeps_one_boundary_tensor_a_block(stack, saved_bytes):
+    def per_block(policy):
+        deep, shallow = stack(depth=6), stack(depth=2)
+        for model in (deep, shallow):
+            apply_activation_checkpointing(model, policy)
+        return (saved_bytes(deep) - saved_bytes(shallow)) / 4
+
+    boundary = TOKENS * WIDTH * FP32
+    bookkeeping = 8192  # the RNG state that every region keeps
+    assert boundary <= per_block("full") <= boundary + bookkeeping
+    assert per_block("none") > 5 * boundary
+
+
+def test_dropout_draws_the_same_mask(stack, assert_same_step):
+    model = stack(dropout=0.5)
+    apply_activation_checkpointing(model)
+    assert_same_step(stack(dropout=0.5), model)
+
+
+def test_an_active_dropout_needs_its_rng(stack, assert_same_step):
+    config = ActivationCheckpointingConfig(preserve_rng_state=False)
+    with pytest.raises(ActivationCheckpointingError, match=r"active dropout 'layers\.0\.dropout\.p'"):
+        apply_activation_checkpointing(stack(dropout=0.5), config)
+    model = stack(dropout=0.0)
+    apply_activation_checkpointing(model, config)
+    assert_same_step(stack(), model)
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+def test_early_stop_changes_no_number(stack, assert_same_step, early_stop):
+    model = stack()
+    apply_activation_checkpointing(model, ActivationCheckpointingConfig(early_stop=early_stop))
+    assert_same_step(stack(), model)
+
+
+def test_two_backwards_over_a_retained_graph(stack):
+    model, plain = stack(dropout=0.3), stack(dropout=0.3)
+    apply_activation_checkpointing(model)
+    ids = torch.arange(12)
+    for m in (model, plain):
+        torch.manual_seed(3)
+        loss = m(ids).square().mean()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+def test_follows_grad_mode_and_not_training(stack, count_forwards):
+    model = stack()
+    apply_activation_checkpointing(model)
+    calls = count_forwards(model.layers[0].up)
+    with torch.no_grad():
+        model(torch.arange(6))
+    assert calls() == 1
+    model.eval()(torch.arange(6)).sum().backward()
+    assert calls() == 3
+
+
+def test_nothing_but_the_forward_changes(stack):
+    model, plain = stack(), stack()
+    apply_activation_checkpointing(model)
+
+    def surface(m):
+        return (
+            list(m.state_dict()),
+            [n for n, _ in m.named_parameters()],
+            [(n, type(x)) for n, x in m.named_modules()],
+        )
+
+    assert surface(model) == surface(plain)
+    plain.load_state_dict(model.state_dict())
+    remove_activation_checkpointing(model)
+    assert surface(model) == surface(plain)
+    assert all("forward" not in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["copy", "pickle"])
+def test_a_copy_computes_with_its_own_weights(stack, assert_same_step, duplicate):
+    model = stack()
+    apply_activation_checkpointing(model)
+    twin = duplicate(model)
+    assert_same_step(model, twin)
+    reference = stack()
+    with torch.no_grad():
+        for m in (twin, reference):
+            for p in m.parameters():
+                p.mul_(1.5)
+    assert_same_step(twin, reference)
+    remove_activation_checkpointing(twin)
+    assert "forward" not in vars(twin.layers[0])
+    assert "forward" in vars(model.layers[0])
+
+
+def test_an_instance_forward_of_another_tool_is_kept(stack, assert_same_step):
+    model, plain = stack(), stack()
+    for m in (model, plain):
+        layer = m.layers[1]
+        layer.forward = lambda x, scale=None, layer=layer: 2 * type(layer).forward(layer, x, scale=scale)
+    theirs = model.layers[1].forward
+    apply_activation_checkpointing(model)
+    assert_same_step(model, plain)
+    remove_activation_checkpointing(model)
+    assert model.layers[1].forward is theirs
+
+
+def test_positional_and_keyword_tensors_get_gradients(stack):
+    model = stack(depth=2)
+    block = model.layers[0]
+    apply_activation_checkpointing(model)
+    x, scale = torch.randn(3, 16, requires_grad=True), torch.randn((), requires_grad=True)
+    block(x, scale=scale).sum().backward()
+    assert x.grad.abs().sum() > 0
+    assert scale.grad != 0
+
+
+def test_an_input_edited_in_place_is_an_error_and_not_a_wrong_gradient(stack):
+    model = stack(depth=2)
+    apply_activation_checkpointing(model)
+    scale = torch.ones(())
+    out = model.layers[0](torch.randn(3, 16), scale=scale)
+    scale.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_a_model_without_blocks_is_an_error(stack):
+    flat = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    with pytest.raises(ActivationCheckpointingError, match="no block recognised in this Sequential.*blocks="):
+        apply_activation_checkpointing(flat)
+    with pytest.raises(ActivationCheckpointingError, match=r"candidates: encoder\.\* \(2 x Linear\)"):
+        apply_activation_checkpointing(nn.ModuleDict({"encoder": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))}))
+    with pytest.raises(ActivationCheckpointingError, match="blocks= matches no module"):
+        apply_activation_checkpointing(stack(), blocks="nothing.*")
+
+
+def test_strict_off_warns_and_says_what_was_applied():
+    flat = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    with pytest.warns(UserWarning, match="no block recognised"):
+        report = apply_activation_checkpointing(flat, ActivationCheckpointingConfig(strict=False))
+    assert report.applied_blocks == ()
+
+
+def test_a_second_apply_is_refused_and_nothing_is_changed(stack, assert_same_step):
+    model = stack()
+    apply_activation_checkpointing(model)
+    with pytest.raises(ActivationCheckpointingError, match="remove_activation_checkpointing"):
+        apply_activation_checkpointing(model)
+    assert_same_step(model, stack())
+
+
+def test_a_refusal_leaves_the_model_as_it_was(stack):
+    model = stack()
+    with pytest.raises(ActivationCheckpointingError, match=r"'audio' holds no block.*\['language'\]"):
+        apply_activation_checkpointing(model, scope="audio")
+    assert all("forward" not in vars(module) for module in model.modules())
+    assert "_ac_core_applied" not in vars(model)
+
+
+def test_scope_and_policy_beside_a_config_are_refused(stack):
+    with pytest.raises(ValueError, match="^scope: "):
+        apply_activation_checkpointing(stack(), ActivationCheckpointingConfig(), scope="language")
+
+
+def test_off_stays_off_and_says_off(stack, train_step, count_forwards):
+    model = stack()
+    report = apply_activation_checkpointing(model, False)
+    assert report.applied_blocks == ()
+    assert str(report).startswith("activation checkpointing: asked none (scope all) -> applied to 0 of 4 blocks")
+    calls = count_forwards(model.layers[0].up)
+    train_step(model)
+    assert calls() == 1
+
+
+def test_torchs_own_wrapper_is_not_checkpointed_twice(stack):
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    model = stack()
+    model.layers[1] = checkpoint_wrapper(model.layers[1])
+    with pytest.raises(ActivationCheckpointingError, match=r"'layers\.1' is already checkpointed by torch's"):
+        apply_activation_checkpointing(model)
+    with pytest.raises(ActivationCheckpointingError, match="asked for no checkpointing, but 'layers.1'"):
+        apply_activation_checkpointing(model, "none")
+
+
+def test_frozen_towers_are_left_out_with_a_reason():
+    from torch.nn import ModuleDict
+
+    def tower():
+        return nn.ModuleList(
+            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True) for _ in range(2)
+        )
+
+    model = ModuleDict({"vision_tower": ModuleDict({"layers": tower()}), "language_model": ModuleDict({"layers": tower()})})
+    model["vision_tower"].requires_grad_(False)
+    report = apply_activation_checkpointing(model)
+    assert report.applied_blocks == ("language_model.layers.0", "language_model.layers.1")
+    assert [g.reason for g in report.groups if g.part == "vision"] == ["frozen: it needs no gradient, so it saves nothing"]
+
+
+def test_two_ways_of_scoping():
+    def tower():
+        return nn.ModuleDict({"layers": nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16) for _ in range(2))})
+
+    def applied(scope):
+        model = nn.ModuleDict({name: tower() for name in ("vision_tower", "audio_tower", "language_model")})
+        report = apply_activation_checkpointing(model, scope=scope)
+        return {name.partition("_")[0] for name in report.applied_blocks}
+
+    assert applied("all") == {"vision", "audio", "language"}
+    assert applied("multimodal") == {"vision", "audio"}
+    assert applied(["language", "vision"]) == {"vision", "language"}
+    assert applied("audio") == {"audio"}

@@ -1,0 +1,83 @@
+"""Settings are normalised, and refused with the field, the value and the valid values."""
+
+import subprocess
+import sys
+
+import pytest
+
+from ac_core import ActivationCheckpointingConfig, DDPConfig, FSDP2Config, MegatronFSDPConfig
+
+
+@pytest.mark.parametrize(
+    ("given", "policy"), [(True, "full"), ("full", "full"), (False, "none"), (None, "none"), ("none", "none")]
+)
+def test_a_policy_is_stored_by_name(given, policy):
+    assert ActivationCheckpointingConfig(policy=given).policy == policy
+    assert FSDP2Config(activation_checkpointing=given).checkpointing.policy == policy
+
+
+def test_an_unknown_policy_names_field_value_and_choices():
+    with pytest.raises(ValueError, match=r"^policy: 'selctive' is not one of true, false, 'none', 'full', 'selective'"):
+        ActivationCheckpointingConfig(policy="selctive")
+    with pytest.raises(ValueError, match=r"^activation_checkpointing: 1 is not one of"):
+        FSDP2Config(activation_checkpointing=1)
+
+
+@pytest.mark.parametrize("policy", ["selective", "budget"])
+def test_a_policy_that_is_not_there_yet_is_refused_and_not_weakened(policy):
+    with pytest.raises(ValueError, match=f"'{policy}' is not available in this version.*'none', 'full'"):
+        ActivationCheckpointingConfig(policy=policy)
+    with pytest.raises(ValueError, match="not available"):
+        DDPConfig(activation_checkpointing=policy)
+
+
+@pytest.mark.parametrize("policy", ["selective", "budget"])
+def test_megatron_fsdp_names_the_strategies_that_can(policy):
+    with pytest.raises(ValueError, match="'fsdp2' or 'ddp'"):
+        MegatronFSDPConfig(activation_checkpointing=policy)
+    assert MegatronFSDPConfig(activation_checkpointing=True).checkpointing.policy == "full"
+
+
+@pytest.mark.parametrize("scope", ["languge", [], ["vision", "text"], 3, None, {}])
+def test_a_bad_scope_is_refused(scope):
+    with pytest.raises(ValueError, match=r"^scope: "):
+        ActivationCheckpointingConfig(scope=scope)
+    with pytest.raises(ValueError, match=r"^activation_checkpointing_scope: "):
+        FSDP2Config(activation_checkpointing_scope=scope)
+
+
+def test_a_list_of_scopes_is_stored_as_a_tuple():
+    assert ActivationCheckpointingConfig(scope=["language", "vision"]).scope == ("language", "vision")
+
+
+def test_a_scope_given_twice_must_agree():
+    inner = ActivationCheckpointingConfig(scope="vision")
+    assert FSDP2Config(activation_checkpointing=inner).checkpointing.scope == "vision"
+    with pytest.raises(ValueError, match="contradicts"):
+        FSDP2Config(activation_checkpointing=inner, activation_checkpointing_scope="language")
+
+
+@pytest.mark.parametrize("field", ["dp_replicate_size", "tp_size", "ep_size", "dp_size"])
+@pytest.mark.parametrize("value", [0, -1, 1.0, True, "2"])
+def test_a_size_is_a_whole_number_of_ranks(field, value):
+    with pytest.raises(ValueError, match=f"^{field}: "):
+        FSDP2Config(**{field: value})
+
+
+@pytest.mark.parametrize("field", ["strict", "early_stop", "preserve_rng_state"])
+def test_switches_are_true_or_false(field):
+    with pytest.raises(ValueError, match=f"^{field}: "):
+        ActivationCheckpointingConfig(**{field: "yes"})
+
+
+def test_settings_load_without_torch():
+    script = "import sys, ac_core, ac_core.config, ac_core.strategies; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_every_public_name_is_there():
+    import ac_core
+
+    assert all(getattr(ac_core, name) is not None for name in ac_core.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'chekpoint'"):
+        _ = ac_core.chekpoint
