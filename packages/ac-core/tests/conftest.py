@@ -1,4 +1,4 @@
-"""Models that the tests share. Plain torch only: ac-core's tests run where nothing but torch and pytest is installed."""
+"""Models that the tests share, in plain torch: ac-core's tests run where nothing but torch and pytest is installed."""
 
 from collections.abc import Callable
 

@@ -214,15 +214,17 @@ def test_frozen_towers_are_left_out_with_a_reason():
     from torch.nn import ModuleDict
 
     def tower():
-        return nn.ModuleList(
-            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True) for _ in range(2)
-        )
+        return nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True) for _ in range(2))
 
-    model = ModuleDict({"vision_tower": ModuleDict({"layers": tower()}), "language_model": ModuleDict({"layers": tower()})})
+    model = ModuleDict(
+        {"vision_tower": ModuleDict({"layers": tower()}), "language_model": ModuleDict({"layers": tower()})}
+    )
     model["vision_tower"].requires_grad_(False)
     report = apply_activation_checkpointing(model)
     assert report.applied_blocks == ("language_model.layers.0", "language_model.layers.1")
-    assert [g.reason for g in report.groups if g.part == "vision"] == ["frozen: it needs no gradient, so it saves nothing"]
+    assert [g.reason for g in report.groups if g.part == "vision"] == [
+        "frozen: it needs no gradient, so it saves nothing"
+    ]
 
 
 def test_two_ways_of_scoping():

@@ -91,7 +91,8 @@ def test_torch_transformer_layers():
     ids=["class", "glob", "predicate", "several"],
 )
 def test_the_callers_choice_wins(choice):
-    found = find_blocks(model(layers=nn.ModuleList([Block(), Block()]), other=nn.ModuleList([Stage(2), Stage(2)])), choice)
+    root = model(layers=nn.ModuleList([Block(), Block()]), other=nn.ModuleList([Stage(2), Stage(2)]))
+    found = find_blocks(root, choice)
     assert [b.name for b in found][:2] == ["layers.0", "layers.1"]
     assert {b.why for b in found} == {"chosen by blocks="}
 
@@ -108,8 +109,8 @@ def test_trainable_tells_whether_any_parameter_needs_a_gradient():
 
 
 def test_parts_follow_the_names_on_the_path():
-    tower = lambda: nn.ModuleList([Block(), Block()])  # noqa: E731
-    root = model(vision_tower=model(layers=tower()), audio_encoder=model(layers=tower()), language_model=model(layers=tower()))
+    towers = ("vision_tower", "audio_encoder", "language_model")
+    root = model(**{name: model(layers=nn.ModuleList([Block(), Block()])) for name in towers})
     assert {b.name.partition(".")[0]: b.part for b in find_blocks(root)} == {
         "vision_tower": "vision", "audio_encoder": "audio", "language_model": "language",
     }  # fmt: skip

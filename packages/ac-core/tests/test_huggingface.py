@@ -28,8 +28,9 @@ def llama(**fields):
 def mt5():
     torch.manual_seed(0)
     config = transformers.MT5Config(
-        vocab_size=128, d_model=32, d_ff=64, d_kv=8, num_layers=2, num_heads=4, dropout_rate=0.1, decoder_start_token_id=0
-    )
+        vocab_size=128, d_model=32, d_ff=64, d_kv=8, num_layers=2, num_heads=4, dropout_rate=0.1,
+        decoder_start_token_id=0,
+    )  # fmt: skip
     return transformers.MT5ForConditionalGeneration(config)
 
 

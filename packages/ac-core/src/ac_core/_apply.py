@@ -125,7 +125,9 @@ def _choose(
             name, tool = next(iter(foreign.items()))
             _refuse(config, f"asked for no checkpointing, but '{name}' is checkpointed by {tool}; turn that off")
         return [], [
-            BlockGroup((b.name,), b.part, b.why, asked, "other" if foreign else "none", "another tool's" * bool(foreign))
+            BlockGroup(
+                (b.name,), b.part, b.why, asked, "other" if foreign else "none", "another tool's" * bool(foreign)
+            )
             for b in found
         ]
     if not found:
@@ -176,8 +178,8 @@ def _no_blocks(model: nn.Module, *, chosen_by_caller: bool) -> str:
     containers = candidate_containers(model)
     hint = f"; candidates: {', '.join(containers[:8])}" if containers else ""
     return (
-        f"no block recognised in this {type(model).__name__}, so nothing would be checkpointed; say what its blocks are "
-        f"with blocks=, a module class or a glob over names such as 'layers.*'{hint}"
+        f"no block recognised in this {type(model).__name__}, so nothing would be checkpointed; say what its blocks "
+        f"are with blocks=, a module class or a glob over names such as 'layers.*'{hint}"
     )
 
 
