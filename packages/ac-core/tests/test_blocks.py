@@ -63,6 +63,7 @@ def test_children_of_a_repeated_container_are_blocks():
 def test_a_sequential_and_a_dict_hold_blocks_too():
     assert names(model(h=nn.Sequential(Block(), Block()))) == ["h.0", "h.1"]
     assert names(model(h=nn.ModuleDict({"a": Block(), "b": Block()}))) == ["h.a", "h.b"]
+    assert names(nn.Sequential(Block(), Block())) == ["0", "1"]
 
 
 def test_experts_inside_a_block_are_not_blocks():

@@ -64,6 +64,11 @@ def test_a_size_is_a_whole_number_of_ranks(field, value):
         FSDP2Config(**{field: value})
 
 
+def test_a_config_is_for_its_own_strategy():
+    with pytest.raises(ValueError, match="^strategy: 'ddp' is not 'fsdp2'"):
+        FSDP2Config(strategy="ddp")
+
+
 @pytest.mark.parametrize("field", ["strict", "early_stop", "preserve_rng_state"])
 def test_switches_are_true_or_false(field):
     with pytest.raises(ValueError, match=f"^{field}: "):

@@ -116,16 +116,12 @@ def _nested(inner: str, outer: str) -> bool:
 
 def _repeated(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
     """Children of the outermost repeated containers, going down through stages (Swin, ConvNeXt)."""
+    units = _units(module) if isinstance(module, CONTAINERS) else []
+    if len(units) >= 2 and not all(_is_stage(unit) for _, unit in units):
+        yield from ((f"{name}.{unit_name}" if name else unit_name, unit) for unit_name, unit in units)
+        return
     for child_name, child in module.named_children():
-        path = f"{name}.{child_name}" if name else child_name
-        units = _units(child) if isinstance(child, CONTAINERS) else []
-        if len(units) < 2:
-            yield from _repeated(child, path)
-        elif all(_is_stage(unit) for _, unit in units):
-            for unit_name, unit in child.named_children():
-                yield from _repeated(unit, f"{path}.{unit_name}")
-        else:
-            yield from ((f"{path}.{unit_name}", unit) for unit_name, unit in units)
+        yield from _repeated(child, f"{name}.{child_name}" if name else child_name)
 
 
 def _units(container: nn.Module) -> list[tuple[str, nn.Module]]:

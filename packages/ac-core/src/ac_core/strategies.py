@@ -4,7 +4,7 @@ The names of the fields are those of the `distributed:` section of a recipe. The
 the mesh and wrapping the model is the caller's.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from ac_core.config import ActivationCheckpointingConfig, PolicyName, Scope, policy_name, scope_names
@@ -46,6 +46,9 @@ class _StrategyConfig:
                 "activation_checkpointing; give it once"
             )
         object.__setattr__(self, "activation_checkpointing_scope", scope)
+        tag = next(field.default for field in fields(self) if field.name == "strategy")
+        if (strategy := getattr(self, "strategy")) != tag:  # noqa: B009 - each subclass declares the field
+            raise ValueError(f"strategy: {strategy!r} is not {tag!r}, the strategy of {type(self).__name__}")
         for name in ("dp_size", "dp_replicate_size", "tp_size", "cp_size", "pp_size", "ep_size"):
             value = getattr(self, name)
             if value is None and name == "dp_size":

@@ -1,0 +1,78 @@
+"""The command line `ac-recipes`: one module a verb.
+
+Exit codes: 0 done, 1 failed, 2 a bad recipe or bad arguments. A user's mistake is one line or one line each, never a
+traceback. The verbs import torch themselves, so that `--help` is instant.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from difflib import get_close_matches
+from importlib import import_module
+from typing import NoReturn
+
+from ac_recipes import __version__
+from ac_recipes.errors import RunError, UsageError
+from ac_recipes.reader import RecipeError, split_overrides
+
+VERBS = {
+    "train": "train a recipe",
+    "check": "find every mistake in recipes; runs nothing",
+}
+_OVERRIDES_HELP = "Fields of the recipe are overridden as --section.field VALUE, for instance --optimizer.lr 1e-4."
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in arguments
+    try:
+        rest, overrides = split_overrides(arguments)
+        options = _parse(rest)
+        verb = import_module(f"ac_recipes.cli.{options.verb}")
+        return verb.run(options, overrides, arguments)
+    except RecipeError as error:
+        print(error, file=sys.stderr)
+        if as_json:
+            print(json.dumps({"valid": False, "errors": [asdict(mistake) for mistake in error.mistakes]}))
+        return 2
+    except (UsageError, RunError) as error:
+        print(f"ac-recipes: {error}", file=sys.stderr)
+        if as_json:
+            print(json.dumps({"error": str(error)}))
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("ac-recipes: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output, such as `head`, has what it wants
+        sys.stdout = None  # type: ignore[assignment]
+        return 0
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = _Parser(
+        prog="ac-recipes", description="Train language models with activation checkpointing that can be trusted.",
+        epilog=_OVERRIDES_HELP, allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"ac-recipes {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    known = {"--help", "-h"}
+    for name, summary in VERBS.items():
+        verb = verbs.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.",
+                                epilog=_OVERRIDES_HELP, allow_abbrev=False)
+        import_module(f"ac_recipes.cli.{name}").add_arguments(verb)
+        verb.add_argument("--json", action="store_true", help="print one JSON object on standard output")
+        known |= set(verb._option_string_actions)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        near = get_close_matches(unknown[0].partition("=")[0], known, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else f". {_OVERRIDES_HELP}"
+        raise UsageError(f"unknown argument '{unknown[0]}'{hint}")
+    return options

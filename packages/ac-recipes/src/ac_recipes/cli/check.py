@@ -1,0 +1,32 @@
+"""`ac-recipes check RECIPE...`: every mistake, with file, line, column and a suggestion. Runs nothing."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from ac_recipes.load import load_recipe
+from ac_recipes.reader import Override, RecipeError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of this verb."""
+    parser.add_argument("recipes", nargs="+", metavar="RECIPE", help="files, or names of shipped recipes")
+
+
+def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: list[str]) -> int:
+    """Check them all; 2 if one has a mistake."""
+    mistakes = []
+    for name in options.recipes:
+        try:
+            load_recipe(name, overrides)
+        except RecipeError as error:
+            mistakes += error.mistakes
+            if not options.json:
+                print(error)
+        else:
+            if not options.json:
+                print(f"{name}: no mistake found")
+    if options.json:
+        print(json.dumps({"valid": not mistakes, "errors": [asdict(mistake) for mistake in mistakes]}))
+    return 2 if mistakes else 0

@@ -1,0 +1,48 @@
+"""The model section against transformers' own configuration classes."""
+
+import dataclasses
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import Any
+
+from ac_recipes.reader import Problem
+from ac_recipes.recipe import Recipe
+
+
+def check_model_config(recipe: Recipe) -> Iterator[Problem]:
+    """What transformers has against `model.config`: an unknown architecture, a bad value, a field it does not have.
+
+    transformers takes an unknown field silently, as an attribute nobody reads; here it is a mistake. Imports
+    transformers, so run it only on a recipe that is right in itself.
+    """
+    from transformers import CONFIG_MAPPING
+
+    fields = recipe.model.config
+    model_type = fields["model_type"]
+    if model_type not in CONFIG_MAPPING:
+        near = get_close_matches(model_type, list(CONFIG_MAPPING), n=1)
+        yield Problem(
+            path=("model", "config", "model_type"),
+            message=f"transformers has no architecture {model_type!r}",
+            suggestion=near[0] if near else None,
+        )
+        return
+    try:
+        config = CONFIG_MAPPING[model_type](**{k: v for k, v in fields.items() if k != "model_type"})
+    except Exception as error:  # noqa: BLE001 - whatever its validators raise is about these fields
+        yield Problem(path=("model", "config"), message=" ".join(str(error).split()))
+        return
+    known = {field.name for field in dataclasses.fields(config)} | set(config.attribute_map)
+    for name in _taken_silently(config, fields, known):
+        near = get_close_matches(name, sorted(known), n=1)
+        yield Problem(
+            path=("model", "config", name),
+            message=f"unknown field of {type(config).__name__}",
+            suggestion=near[0] if near else None,
+            at_key=True,
+        )
+
+
+def _taken_silently(config: Any, given: dict[str, Any], known: set[str]) -> list[str]:
+    # An older spelling such as rope_theta is translated and leaves no attribute; a misspelt name stays as one.
+    return [name for name in given if name != "model_type" and name not in known and name in vars(config)]

@@ -1,0 +1,1 @@
+"""Training: everything that a run does after its recipe has been read."""

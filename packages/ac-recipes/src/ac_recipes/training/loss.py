@@ -1,0 +1,95 @@
+"""The loss, computed where the hidden states meet the head."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ac_loss import LossConfig, linear_cross_entropy, reference
+from ac_recipes.errors import RunError
+
+# NOTE [ The loss inside the head's forward ]
+# The fused loss needs the hidden states and the head's weight. `HeadLoss` computes it as the forward of the head, for
+# two reasons:
+# 1. Under FSDP2 the weight is whole only inside the forward of the unit that owns it, and only there do gradients
+#    reach the unit's reduce-scatter. Gathering it outside with `full_tensor()` gives a wrong gradient, silently.
+# 2. The model's own forward is called as ever, so DDP's and FSDP2's hooks, and activation checkpointing, see one
+#    ordinary forward. Without labels the head returns logits: generation and evaluation are untouched.
+
+
+class HeadLoss:
+    """Stands in for the forward of `head`, an `nn.Linear` over the vocabulary.
+
+    Inside `with head_loss.labels(...)` a forward of the model returns the scalar loss in place of its logits.
+    """
+
+    def __init__(self, head: nn.Linear, config: LossConfig) -> None:
+        self.head = head
+        self.config = config
+        self._labels: tuple[Tensor, int] | None = None
+        self._calls = 0
+
+    @contextmanager
+    def labels(self, labels: Tensor, num_label_tokens: int) -> Iterator[None]:
+        """For one forward: `labels` int64 `[batch, sequence]`, aligned with the hidden states, not shifted;
+        the loss is summed over them and divided by `num_label_tokens`."""
+        self._labels, self._calls = (labels, num_label_tokens), 0
+        try:
+            yield
+        finally:
+            self._labels = None
+        if self._calls != 1:
+            raise RunError(f"the model called its head {self._calls} times in one forward; the loss needs exactly one")
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        if self._labels is None:
+            return type(self.head).forward(self.head, hidden)
+        self._calls += 1
+        labels, num_label_tokens = self._labels
+        shared: dict[str, Any] = {
+            "bias": self.head.bias,
+            "ignore_index": self.config.ignore_index,
+            "reduction": "sum",
+            "softcap": self.config.logit_softcapping or None,
+            "label_smoothing": self.config.label_smoothing,
+            "z_loss": self.config.z_loss,
+            "num_label_tokens": num_label_tokens,
+        }
+        if self.config.kind == "plain":
+            return reference.linear_cross_entropy(hidden, self.head.weight, labels, **shared)
+        return linear_cross_entropy(
+            hidden, self.head.weight, labels, backend=self.config.backend, accum=self.config.accum, **shared
+        )
+
+
+def attach_loss(model: nn.Module, config: LossConfig) -> HeadLoss:
+    """Put a `HeadLoss` on the head of a Hugging Face causal language model.
+
+    Raises:
+        RunError: this model's loss is more than the cross-entropy of its head's output. That is proven by a forward
+            over two tokens and not looked up: what the head returns must be what the model returns.
+    """
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if not isinstance(head, nn.Linear):
+        raise RunError(f"{type(model).__name__} has no nn.Linear over the vocabulary to compute the loss in")
+    returned: list[Tensor] = []
+    handle = head.register_forward_hook(lambda _module, _inputs, output: returned.append(output))
+    was_training = model.training
+    try:
+        with torch.no_grad(), torch.random.fork_rng():
+            output = model.eval()(input_ids=torch.zeros(1, 2, dtype=torch.long, device=head.weight.device))
+    finally:
+        handle.remove()
+        model.train(was_training)
+    if getattr(output, "aux_loss", None) is not None:
+        raise RunError(f"{type(model).__name__} adds an auxiliary loss, which this version cannot train")
+    if len(returned) != 1 or output.logits is not returned[0]:
+        raise RunError(
+            f"{type(model).__name__} changes the output of its head (a softcap, a scale or a cast), so a loss computed "
+            "in the head would differ from the model's own; this version cannot train it"
+        )
+    loss = HeadLoss(head, config)
+    head.forward = loss  # type: ignore[assignment]
+    return loss

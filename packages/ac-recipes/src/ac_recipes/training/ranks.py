@@ -1,0 +1,77 @@
+"""This process among its peers: rank, device, process group."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Where this process stands. `world_size` 1 means: alone, without a process group."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, value: float) -> float:
+        """The sum of `value` over all ranks, in float64."""
+        if self.world_size == 1:
+            return float(value)
+        total = torch.tensor(float(value), dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return total.item()
+
+    def max(self, value: float) -> float:
+        """The largest `value` of all ranks, in float64."""
+        if self.world_size == 1:
+            return float(value)
+        largest = torch.tensor(float(value), dtype=torch.float64, device=self.device)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return largest.item()
+
+    def from_first(self, value: T) -> T:
+        """The `value` that rank 0 has."""
+        if self.world_size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+    def wait(self) -> None:
+        """Until every rank is here."""
+        if self.world_size > 1:
+            dist.barrier()
+
+
+def local_device() -> torch.device:
+    """The GPU that belongs to this process, or the CPU where there is none."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")
+
+
+@contextmanager
+def joined_ranks() -> Iterator[Ranks]:
+    """Join the process group that torch's launcher announces in the environment, for the time of the context."""
+    device = local_device()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size == 1:
+        yield Ranks(0, 1, device)
+        return
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    yield Ranks(dist.get_rank(), world_size, device)
+    # Not in a `finally`: after an error the peers may wait in a collective, and tearing down would wait with them.
+    dist.destroy_process_group()

@@ -1,0 +1,64 @@
+"""Finding the run to go on with, and refusing one that the recipe does not continue."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ac_recipes.errors import UsageError
+from ac_recipes.reader import RecipeError, read_recipe, to_plain
+from ac_recipes.recipe import Recipe
+from ac_recipes.training.checkpoint import whole_checkpoints
+from ac_recipes.training.run_folder import RunFolder
+
+FIXED_SECTIONS = ("model", "dataset", "tokenizer", "rng")
+"""What the weights and the data order of a run hang on. Everything else may change: the policy of activation
+checkpointing, the strategy, the number of steps, the learning rate."""
+
+
+def find_run(recipe: Recipe, name: str, folder: str) -> Path:
+    """The run folder to resume: `folder`, or where that is empty the newest run of the recipe called `name`.
+
+    Raises:
+        UsageError: there is no such run, it has no whole checkpoint, or it trained another model or other data.
+    """
+    if folder:
+        run = RunFolder(Path(folder))
+        if not run.recipe.is_file():
+            raise UsageError(f"--resume: {folder} is not the folder of a run (it holds no recipe.yaml)")
+        if not whole_checkpoints(run.checkpoints):
+            raise UsageError(f"--resume: {folder} holds no whole checkpoint; start the run anew, without --resume")
+    else:
+        newest = RunFolder.newest(Path(recipe.run.dir), name)
+        if newest is None:
+            raise UsageError(
+                f"--resume: no run of '{name}' under {recipe.run.dir} has a whole checkpoint; start it without --resume"
+            )
+        run = newest
+    for path, was, now in changes(run, recipe):
+        if path.partition(".")[0] in FIXED_SECTIONS:
+            raise UsageError(
+                f"--resume: {path} was {was!r} in {run.path} and is now {now!r}; a run goes on with the same "
+                f"{', '.join(FIXED_SECTIONS)}. Set it back, or start a new run"
+            )
+    return run.path
+
+
+def changes(run: RunFolder, recipe: Recipe) -> list[tuple[str, Any, Any]]:
+    """Every field in which `recipe` differs from the one that the run was trained with: `(path, was, is)`.
+
+    Raises:
+        UsageError: the run's recipe cannot be read.
+    """
+    try:
+        before = to_plain(read_recipe(Recipe, run.recipe))
+    except RecipeError as error:
+        raise UsageError(f"--resume: the run's own recipe cannot be read any more: {error}") from error
+    return list(_differences(before, to_plain(recipe), ""))
+
+
+def _differences(was: Any, now: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(was, dict) and isinstance(now, dict):
+        for key in was | now:
+            yield from _differences(was.get(key), now.get(key), f"{path}.{key}" if path else key)
+    elif was != now:
+        yield path, was, now

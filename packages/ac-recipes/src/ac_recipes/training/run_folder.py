@@ -1,0 +1,92 @@
+"""The folder of a run: the resolved recipe, the tokenizer, one line of metrics a step, the checkpoints."""
+
+import json
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ac_recipes.reader import dump
+from ac_recipes.recipe import Recipe
+from ac_recipes.training.checkpoint import whole_checkpoints
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """`recipe.yaml`, `tokenizer.json`, `metrics.jsonl` and `checkpoints/` of one run."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, parent: Path, name: str, recipe: Recipe) -> "RunFolder":
+        """A new folder `parent/name-TIME`, with the resolved recipe in it."""
+        stem = f"{name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+        for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
+            path = parent / f"{stem}{suffix}"
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            break
+        run = cls(path)
+        run.write_recipe(recipe)
+        return run
+
+    @classmethod
+    def newest(cls, parent: Path, name: str) -> "RunFolder | None":
+        """The newest run of this recipe that has a whole checkpoint."""
+        runs = sorted(parent.glob(f"{name}-[0-9]*"), key=lambda path: path.stat().st_mtime, reverse=True)
+        return next((cls(path) for path in runs if whole_checkpoints(path / "checkpoints")), None)
+
+    @property
+    def recipe(self) -> Path:
+        return self.path / "recipe.yaml"
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.path / "tokenizer.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def write_recipe(self, recipe: Recipe) -> None:
+        """Keep the recipe with every default and override resolved, in place of an earlier one."""
+        _replace(self.recipe, dump(recipe))
+
+    def write_metrics(self, **values: Any) -> None:
+        """Append one line."""
+        with self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The lines so far. A last line that a kill cut off is left out."""
+        if not self.metrics.exists():
+            return []
+        lines = []
+        for line in self.metrics.read_text(encoding="utf-8").splitlines():
+            try:
+                lines.append(json.loads(line))
+            except ValueError:
+                continue
+        return lines
+
+    def drop_metrics_after(self, step: int) -> None:
+        """Forget what came after a checkpoint that the run now goes on from: those steps are made again."""
+        kept = [line for line in self.read_metrics() if line["step"] <= step]
+        _replace(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def _replace(path: Path, text: str) -> None:
+    # Written beside and renamed, so that a kill leaves the old file or the new one.
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)

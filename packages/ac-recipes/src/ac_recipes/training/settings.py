@@ -1,0 +1,63 @@
+"""The rows of the asked -> applied table."""
+
+import torch
+
+from ac_core import Report
+from ac_recipes.recipe import Recipe
+from ac_recipes.training.batches import BatchPlan
+from ac_recipes.training.console import Row
+from ac_recipes.training.ranks import Ranks
+
+
+def settings_table(recipe: Recipe, report: Report, plan: BatchPlan, ranks: Ranks, memory_source: str) -> list[Row]:
+    """Every setting that decides what the run computes and keeps: asked, applied, and why or how."""
+    total = sum(len(group.blocks) for group in report.groups)
+    applied = {group.applied for group in report.groups if group.applied != "none"}
+    rows: list[Row] = [
+        (
+            "activation checkpointing",
+            report.policy,
+            " + ".join(sorted(applied)) or "none",
+            f"{len(report.applied_blocks)} of {total} blocks, scope {', '.join(report.scope)}",
+        )
+    ]
+    rows += [
+        (
+            f"  {group.label}",
+            group.asked,
+            group.applied,
+            f"{len(group.blocks)} blocks, {group.part}, found by {group.why}{'; ' * bool(group.reason)}{group.reason}",
+        )
+        for group in report.groups
+    ]
+    rows += [("  ", "", "", note) for note in report.notes]
+    rows += [_strategy(recipe, ranks), _loss(recipe), *_batch(recipe, plan)]
+    device = f"{torch.get_num_threads()} threads" if ranks.device.type == "cpu" else torch.cuda.get_device_name()
+    rows.append(("device", "auto", ranks.device.type, f"{device}; mem = {memory_source}"))
+    rows.append(("dtype", recipe.model.dtype, recipe.model.dtype, "parameters, gradients and computation"))
+    return rows
+
+
+def _strategy(recipe: Recipe, ranks: Ranks) -> Row:
+    asked = recipe.distributed.strategy
+    if ranks.world_size == 1:
+        return ("strategy", asked, "none", "one process: nothing to shard and no gradient to average")
+    return ("strategy", asked, asked, f"{ranks.world_size} ranks")
+
+
+def _loss(recipe: Recipe) -> Row:
+    loss = recipe.loss_fn
+    if loss.kind == "plain":
+        return ("loss", "plain", "plain", "from whole logits")
+    return ("loss", f"fused, {loss.backend}", "fused, torch", f"logits never whole; {loss.accum} accumulation")
+
+
+def _batch(recipe: Recipe, plan: BatchPlan) -> list[Row]:
+    schedule = recipe.step_scheduler
+    size = str(schedule.global_batch_size)
+    shares = f"{plan.world_size} ranks x {plan.accumulation} accumulated x {plan.local}"
+    shrunk = "" if plan.local == schedule.local_batch_size else "all that a rank has of a global batch"
+    return [
+        ("global batch", size, size, f"{shares} sequences of {recipe.dataset.sequence_length} tokens"),
+        ("local batch", str(schedule.local_batch_size), str(plan.local), shrunk),
+    ]

@@ -1,0 +1,82 @@
+"""From text to training sequences: documents, tokenizer, token windows."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+
+from ac_recipes.errors import UsageError
+from ac_recipes.recipe import DatasetConfig
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+def read_documents(config: DatasetConfig) -> list[str]:
+    """The documents that `dataset.text` names.
+
+    Raises:
+        UsageError: a file cannot be read or is not UTF-8.
+    """
+    if config.text == "pydoc_topics":
+        from pydoc_data.topics import topics
+
+        return [topics[name] for name in sorted(topics)]
+    documents = []
+    for name in config.text:
+        try:
+            documents.append(Path(name).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UsageError(f"dataset.text: cannot read {name}: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise UsageError(f"dataset.text: {name} is not UTF-8 text (byte {error.start})") from error
+    return documents
+
+
+def train_tokenizer(documents: list[str], vocab_size: int) -> Tokenizer:
+    """A byte-level BPE tokenizer of at most `vocab_size` entries, the end-of-text token among them."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    return tokenizer
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Token windows, int64 `[sequences, sequence_length + 1]`: inputs are all but the last token, labels all but the
+    first."""
+
+    train: Tensor
+    validation: Tensor
+
+
+def cut_sequences(documents: list[str], tokenizer: Tokenizer, config: DatasetConfig) -> Sequences:
+    """Join the documents with end-of-text tokens, cut windows, hold some out.
+
+    Evenly spaced windows are held out rather than the last ones, so that both sides see every document's kind of text.
+
+    Raises:
+        UsageError: the text is shorter than one sequence.
+    """
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    ids = [token for encoding in tokenizer.encode_batch(documents) for token in (*encoding.ids, end)]
+    length = config.sequence_length
+    count = (len(ids) - 1) // length
+    held_out = round(count * config.validation_fraction)
+    if count - held_out < 1:
+        raise UsageError(
+            f"dataset.text: {len(ids)} tokens are too few for a training sequence of {length} tokens; give more text "
+            "or a smaller dataset.sequence_length"
+        )
+    windows = torch.tensor(ids).unfold(0, length + 1, length)
+    is_held_out = torch.zeros(count, dtype=torch.bool)
+    is_held_out[[(i + 1) * count // held_out - 1 for i in range(held_out)]] = True
+    return Sequences(windows[~is_held_out].contiguous(), windows[is_held_out].contiguous())

@@ -1,0 +1,105 @@
+"""What the command line says and how it exits, without any training."""
+
+import json
+
+import pytest
+
+from ac_recipes.cli import main
+
+
+def run(capsys, *arguments):
+    code = main(list(arguments))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: VERB (see ac-recipes --help)"),
+        (["trian"], "invalid choice: 'trian'"),
+        (["train"], "the following arguments are required: RECIPE (see ac-recipes train --help)"),
+        (["train", "defalt"], "defalt is neither a file nor a shipped recipe; shipped: default; did you mean 'default'?"),
+        (["train", "default", "--nproc-per-nod", "2"], "did you mean '--nproc-per-node'?"),
+        (["train", "default", "--nproc-per-node", "0"], "--nproc-per-node: 0 is below 1"),
+        (["train", "default", "--nproc-per-node", "two"], "invalid int value: 'two'"),
+        (["train", "default", "stray"], "unknown argument 'stray'"),
+        (["train", "default", "--nproc-per-node", "3"], "8 sequences cannot be shared evenly by 3 ranks"),
+        (["train", "default", "--nproc-per-node", "2", "--dataset.text", "[gone.txt]"], "cannot read gone.txt"),
+        (["train", "default", "--resume", "nowhere"], "nowhere is not the folder of a run"),
+        (["check", "default", "--optimizer.lr"], "optimizer.lr: "),
+    ],
+)
+def test_a_mistake_in_the_command_is_one_line_and_exit_code_2(capsys, arguments, message):
+    code, out, err = run(capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_launcher_flag_between_overrides_is_honoured(capsys):
+    code, _, err = run(
+        capsys, "train", "--optimizer.lr", "1e-4", "--nproc-per-node", "3", "--rng.seed=1", "default"
+    )
+    assert code == 2
+    assert "by 3 ranks" in err
+
+
+@pytest.mark.parametrize("verb", [[], ["train"], ["check"]])
+def test_help_says_how_to_override(capsys, verb):
+    with pytest.raises(SystemExit) as caught:
+        main([*verb, "--help"])
+    assert caught.value.code == 0
+    assert "--section.field VALUE" in " ".join(capsys.readouterr().out.split())
+
+
+def test_check_lists_every_mistake_of_every_recipe(capsys, tiny_file):
+    bad = tiny_file.with_name("bad.yaml")
+    bad.write_text(
+        tiny_file.read_text().replace("activation_checkpointing: true", "activation_checkpointing: selctive")
+        + "optimiser: {}\n"
+    )
+    code, out, err = run(capsys, "check", str(tiny_file), str(bad))
+    assert (code, err) == (2, "")
+    assert out.splitlines() == [
+        f"{tiny_file}: no mistake found",
+        f"{bad}:10:29: distributed.activation_checkpointing: expected true, false, null, one of 'none', 'full', "
+        "'selective', 'budget', or a mapping; got 'selctive'; did you mean 'selective'?",
+        f"{bad}:26:1: optimiser: unknown field; did you mean 'optimizer'?",
+    ]
+
+
+def test_check_as_json(capsys, tiny_file):
+    assert json.loads(run(capsys, "check", str(tiny_file), "--json")[1]) == {"valid": True, "errors": []}
+    code, out, _ = run(capsys, "check", str(tiny_file), "--json", "--optimizer.lrr", "1")
+    assert code == 2
+    assert json.loads(out) == {
+        "valid": False,
+        "errors": [
+            {
+                "file": "command line",
+                "line": 1,
+                "column": len(f"check {tiny_file} --json ") + 1,
+                "path": "optimizer.lrr",
+                "message": "unknown field",
+                "suggestion": "lr",
+            }
+        ],
+    }
+
+
+def test_train_refuses_a_bad_recipe_before_anything_is_built(capsys, tiny_file, monkeypatch):
+    monkeypatch.setattr("ac_recipes.cli.train._train", lambda *_: pytest.fail("training was started"))
+    code, out, err = run(capsys, "train", str(tiny_file), "--distributed.activation_checkpointing", "selctive")
+    assert (code, out) == (2, "")
+    assert err.endswith("did you mean 'selective'?\n")
+
+
+def test_train_as_json_prints_one_object(capsys, tiny_file):
+    code, out, err = run(capsys, "train", str(tiny_file), "--json", "--step_scheduler.max_steps", "1")
+    assert code == 0
+    result = json.loads(out)
+    assert result["steps"] == 1
+    assert result["loss"] > 0
+    assert "| mem " in err

@@ -1,0 +1,81 @@
+"""Ranks are started, heard, and ended."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+
+def command(*arguments, **environment):
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.Popen(
+        [sys.executable, "-m", "ac_recipes", *arguments],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def outcome(process, timeout=120):
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        pytest.fail(f"hung; it had printed\n{out}\n{err}")
+    return process.returncode, out, err
+
+
+def test_the_error_of_a_rank_is_shown_once(tiny_file):
+    code, out, err = outcome(
+        command("train", str(tiny_file), "--nproc-per-node", "2", "--optimizer.lr", "1e30", "--lr_scheduler.lr_warmup_steps", "0",
+                "--clip_grad_norm.max_norm", "null")
+    )  # fmt: skip
+    assert code == 1, out + err
+    assert len([line for line in err.splitlines() if "Try a smaller optimizer.lr" in line]) == 1, err
+    assert err.startswith("ac-recipes: rank "), err
+    assert "Traceback" not in err
+
+
+def test_ranks_end_when_their_launcher_is_killed(tiny_file):
+    launcher = command("train", str(tiny_file), "--nproc-per-node", "2", "--step_scheduler.max_steps", "100000")
+    try:
+        deadline = time.monotonic() + 120
+        while not (lines := launcher.stdout.readline()).startswith("step ") and time.monotonic() < deadline:
+            assert lines, launcher.communicate()
+        workers = children(launcher.pid)
+        assert len(workers) == 2
+    finally:
+        launcher.kill()
+    deadline = time.monotonic() + 20
+    while any(map(alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not any(map(alive, workers))
+    launcher.communicate()
+
+
+def children(pid):
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat") as file:
+                    parent = file.read().rpartition(")")[2].split()[1]
+                with open(f"/proc/{entry}/cmdline") as file:
+                    is_rank = "ac_recipes" in file.read()
+            except OSError:
+                continue
+            if int(parent) == pid and is_rank:
+                found.append(int(entry))
+    return found
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,61 @@
+"""Sections refuse values that cannot train, by field, value and remedy."""
+
+import re
+
+import pytest
+
+from ac_core import DDPConfig, FSDP2Config
+from ac_recipes.reader import RecipeError
+from ac_recipes.recipe import LRSchedulerConfig, StepSchedulerConfig
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("distributed.strategy=megatron_fsdp", "distributed.strategy: 'megatron_fsdp' is not available"),
+        ("distributed.tp_size=2", "distributed.tp_size: 2 is not available"),
+        ("distributed.ep_size=8", "distributed.ep_size: 8 is not available"),
+        ("distributed.activation_checkpointing=selective", "'selective' is not available in this version of ac-core"),
+        ("dataset.sequence_length=0", "dataset.sequence_length: 0 is below 1"),
+        ("dataset.validation_fraction=1.0", "dataset.validation_fraction: 1.0 is not in [0, 1)"),
+        ("dataset.text=[]", "dataset.text: the list of files is empty"),
+        ("tokenizer.vocab_size=100", "tokenizer.vocab_size: 100 is below 257"),
+        ("optimizer.lr=-1", "optimizer.lr: -1.0 is negative"),
+        ("optimizer.betas=[0.9, 1.0]", "optimizer.betas: (0.9, 1.0) are not both in [0, 1)"),
+        ("lr_scheduler.min_lr=1", "lr_scheduler.min_lr: 1.0 is above optimizer.lr 0.005"),
+        ("step_scheduler.local_batch_size=3", "step_scheduler.global_batch_size: 4 is not a multiple of"),
+        ("step_scheduler.max_steps=0", "step_scheduler.max_steps: 0 is below 1"),
+        ("step_scheduler.val_every_steps=0", "step_scheduler.val_every_steps: 0 is below 1"),
+        ("clip_grad_norm.max_norm=0", "clip_grad_norm.max_norm: 0.0 is not positive"),
+        ("model.backend={dispatcher: alltoall}", "model.backend: expert parallelism is not available"),
+        ("model.config={}", "model.config: needs a model_type"),
+        ("loss_fn.backend=trition", "loss_fn.backend: expected one of"),
+    ],
+)
+def test_refused_at_the_field(tiny, setting, message):
+    with pytest.raises(RecipeError) as caught:
+        tiny(setting)
+    assert message in str(caught.value)
+    assert re.match(r"(command line|.*tiny\.yaml):\d+:\d+: ", str(caught.value))
+
+
+def test_the_strategy_picks_the_config(tiny):
+    assert isinstance(tiny().distributed, FSDP2Config)
+    assert isinstance(tiny("distributed.strategy=ddp").distributed, DDPConfig)
+
+
+@pytest.mark.parametrize("text", ["true", "full", '"full"', "yes", "{policy: full}"])
+def test_spellings_of_full(tiny, text):
+    assert tiny(f"distributed.activation_checkpointing={text}").distributed.checkpointing.policy == "full"
+
+
+@pytest.mark.parametrize("text", ["false", "off", "null", "none", "no"])
+def test_spellings_of_none(tiny, text):
+    assert tiny(f"distributed.activation_checkpointing={text}").distributed.checkpointing.policy == "none"
+
+
+def test_a_section_made_in_python_checks_its_choices():
+    with pytest.raises(ValueError, match="^lr_decay_style: 'cosin' is not one of 'constant', 'cosine', 'linear'"):
+        LRSchedulerConfig(lr_decay_style="cosin")
+    with pytest.raises(ValueError, match="^max_steps: 0"):
+        StepSchedulerConfig(max_steps=0)

@@ -1,0 +1,110 @@
+"""A checkpoint is whole or absent, and gives back every bit."""
+
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from ac_core import apply_activation_checkpointing
+from ac_recipes.training.checkpoint import load_checkpoint, save_checkpoint, whole_checkpoints
+from ac_recipes.training.ranks import Ranks
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return x + self.down(self.up(x).relu())
+
+
+def build():
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(), Block())
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def train(model, optimizer, steps):
+    for _ in range(steps):
+        model(torch.randn(3, 4)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.fixture
+def saved(tmp_path):
+    model, optimizer = build()
+    torch.manual_seed(5)
+    train(model, optimizer, 2)
+    save_checkpoint(tmp_path, 2, model, optimizer, ALONE)
+    train(model, optimizer, 3)
+    return tmp_path, model
+
+
+def test_training_goes_on_bit_for_bit(saved):
+    folder, expected = saved
+    model, optimizer = build()
+    torch.manual_seed(99)
+    assert load_checkpoint(whole_checkpoints(folder)[-1], model, optimizer, ALONE)
+    train(model, optimizer, 3)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
+
+
+def test_saved_with_checkpointing_loaded_without(saved):
+    folder, expected = saved
+    model, optimizer = build()
+    apply_activation_checkpointing(model)
+    load_checkpoint(whole_checkpoints(folder)[-1], model, optimizer, ALONE)
+    train(model, optimizer, 3)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
+
+
+def test_only_whole_ones_are_listed_oldest_first(saved):
+    folder, model = saved
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in (10, 4):
+        save_checkpoint(folder, step, model, optimizer, ALONE)
+    assert [c.step for c in whole_checkpoints(folder)] == [2, 4, 10]
+    (folder / "step-00000099.partial").mkdir()
+    (folder / "step-00000098").mkdir()
+    assert [c.step for c in whole_checkpoints(folder)] == [2, 4, 10]
+
+
+@pytest.mark.parametrize("damage", ["truncate", "delete", "manifest"])
+def test_a_damaged_one_is_never_taken(saved, damage):
+    folder, model = saved
+    path = save_checkpoint(folder, 7, model, torch.optim.AdamW(model.parameters()), ALONE)
+    largest = max(path.glob("*.distcp"), key=lambda f: f.stat().st_size)
+    if damage == "truncate":
+        os.truncate(largest, largest.stat().st_size - 1)
+    elif damage == "delete":
+        largest.unlink()
+    else:
+        (path / "manifest.json").write_text('{"step": 7, "files"')
+    assert [c.step for c in whole_checkpoints(folder)] == [2]
+
+
+def test_leftovers_of_a_killed_save_are_replaced(saved):
+    folder, model = saved
+    partial = folder / "step-00000003.partial"
+    partial.mkdir()
+    (partial / "__0_0.distcp").write_bytes(b"half")
+    save_checkpoint(folder, 3, model, torch.optim.AdamW(model.parameters()), ALONE)
+    assert not partial.exists()
+    assert [c.step for c in whole_checkpoints(folder)] == [2, 3]
+
+
+def test_a_save_that_fails_leaves_the_older_ones(saved, monkeypatch):
+    folder, model = saved
+
+    def full_disk(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("torch.distributed.checkpoint.save", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint(folder, 9, model, torch.optim.AdamW(model.parameters()), ALONE)
+    assert [c.step for c in whole_checkpoints(folder)] == [2]

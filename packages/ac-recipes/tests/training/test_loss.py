@@ -1,0 +1,78 @@
+"""The loss in the head equals the loss from logits, and a model whose logits are more than the head's is refused."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from ac_loss import LossConfig
+from ac_recipes.errors import RunError
+from ac_recipes.training.loss import attach_loss
+
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97}
+
+
+def build(model_type="llama", **fields):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **SIZES, **fields))
+
+
+@pytest.mark.parametrize("kind", ["fused", "plain"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_loss_and_its_gradients_are_those_from_logits(kind, tied):
+    ids = torch.randint(0, 97, (2, 9))
+    labels = ids.roll(-1, 1)
+    labels[0, :4] = -100
+    plain, model = build(tie_word_embeddings=tied), build(tie_word_embeddings=tied)
+    logits = plain(input_ids=ids).logits
+    expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / 100
+    expected.backward()
+    head_loss = attach_loss(model, LossConfig(kind=kind))
+    with head_loss.labels(labels, 100):
+        loss = model(input_ids=ids).logits
+    loss.backward()
+    torch.testing.assert_close(loss, expected)
+    for (name, p), q in zip(plain.named_parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_without_labels_there_are_logits():
+    model = build()
+    ids = torch.randint(0, 97, (2, 9))
+    expected = model(input_ids=ids).logits
+    attach_loss(model, LossConfig())
+    assert torch.equal(model(input_ids=ids).logits, expected)
+    assert "lm_head.forward" not in model.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields"),
+    [
+        ("gemma2", {"head_dim": 8, "final_logit_softcapping": 30.0}),
+        ("granite", {"logits_scaling": 2.0}),
+    ],
+)
+def test_a_model_that_changes_its_logits_is_refused(model_type, fields):
+    with pytest.raises(RunError, match="changes the output of its head"):
+        attach_loss(build(model_type, **fields), LossConfig())
+
+
+def test_a_model_with_an_auxiliary_loss_is_refused():
+    mixtral = build("mixtral", num_key_value_heads=4, num_local_experts=4, output_router_logits=True)
+    with pytest.raises(RunError, match="auxiliary loss"):
+        attach_loss(mixtral, LossConfig())
+
+
+def test_the_probe_changes_neither_mode_nor_random_numbers():
+    model = build().train()
+    state = torch.get_rng_state()
+    attach_loss(model, LossConfig())
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_head_that_is_not_called_is_an_error():
+    model = build()
+    head_loss = attach_loss(model, LossConfig())
+    with pytest.raises(RunError, match="0 times"), head_loss.labels(torch.zeros(1, 2, dtype=torch.long), 1):
+        model.model(input_ids=torch.zeros(1, 2, dtype=torch.long))

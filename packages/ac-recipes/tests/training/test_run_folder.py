@@ -1,0 +1,33 @@
+"""The folder of a run survives a kill at any point of its writing."""
+
+from ac_recipes.reader import read_recipe
+from ac_recipes.recipe import Recipe
+from ac_recipes.training.run_folder import RunFolder
+
+
+def test_it_keeps_the_resolved_recipe(tmp_path, tiny):
+    recipe = tiny("optimizer.lr=1e-4")
+    run = RunFolder.create(tmp_path, "tiny", recipe)
+    assert read_recipe(Recipe, run.recipe) == recipe
+
+
+def test_two_runs_in_one_second_get_two_folders(tmp_path, tiny):
+    runs = {RunFolder.create(tmp_path, "tiny", tiny()).path for _ in range(3)}
+    assert len(runs) == 3
+
+
+def test_metrics_after_a_checkpoint_are_dropped_and_a_cut_line_ignored(tmp_path, tiny):
+    run = RunFolder.create(tmp_path, "tiny", tiny())
+    for step in range(1, 5):
+        run.write_metrics(step=step, loss=1 / step)
+    with run.metrics.open("a") as file:
+        file.write('{"step": 5, "lo')
+    assert [line["step"] for line in run.read_metrics()] == [1, 2, 3, 4]
+    run.drop_metrics_after(2)
+    run.write_metrics(step=3, loss=0.3)
+    assert [line["step"] for line in run.read_metrics()] == [1, 2, 3]
+
+
+def test_the_newest_is_the_newest_with_a_whole_checkpoint(tmp_path, tiny):
+    RunFolder.create(tmp_path, "tiny", tiny())
+    assert RunFolder.newest(tmp_path, "tiny") is None

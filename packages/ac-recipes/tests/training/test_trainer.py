@@ -1,0 +1,129 @@
+"""A run trains, shows first what was applied, logs every step, and resumes to the bit."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from ac_recipes.errors import RunError, UsageError
+from ac_recipes.training.checkpoint import whole_checkpoints
+from ac_recipes.training.resume import find_run
+from ac_recipes.training.run_folder import RunFolder
+from ac_recipes.training.trainer import Trainer, train
+
+
+def losses(result):
+    return {line["step"]: line["loss"] for line in RunFolder(result.run).read_metrics() if "loss" in line}
+
+
+def final_weights(result):
+    newest = whole_checkpoints(result.run / "checkpoints")[-1].path
+    dcp_to_torch_save(newest, result.run / "weights.pt")
+    return torch.load(result.run / "weights.pt")["model"]
+
+
+def test_a_run_leaves_everything_to_look_at_and_to_go_on_with(tiny, capsys):
+    result = train(tiny(), "tiny")
+    lines = capsys.readouterr().out.splitlines()
+    table = next(i for i, line in enumerate(lines) if line.startswith("setting"))
+    first_step = next(i for i, line in enumerate(lines) if line.startswith("step "))
+    assert table < first_step
+    assert any(line.split()[:4] == ["activation", "checkpointing", "full", "full"] for line in lines)
+    assert any("model.layers.0-1" in line and "found by GradientCheckpointingLayer" in line for line in lines)
+    steps = [line for line in lines if " | mem " in line]
+    assert len(steps) == 6
+    assert all(" GiB |" in line for line in steps)
+    assert sum("validation loss" in line for line in lines) == 3
+    assert {p.name for p in result.run.iterdir()} == {"recipe.yaml", "tokenizer.json", "metrics.jsonl", "checkpoints"}
+    assert [c.step for c in whole_checkpoints(result.run / "checkpoints")] == [2, 4, 6]
+    assert sorted(losses(result)) == [1, 2, 3, 4, 5, 6]
+    assert losses(result)[6] < losses(result)[1]
+
+
+def test_off_says_off(tiny, capsys):
+    train(tiny("distributed.activation_checkpointing=false", "step_scheduler.max_steps=1"), "tiny")
+    out = capsys.readouterr().out
+    assert any(line.split()[:4] == ["activation", "checkpointing", "none", "none"] for line in out.splitlines())
+
+
+@pytest.mark.parametrize("kind", ["fused", "plain"])
+def test_checkpointing_changes_no_bit_of_the_losses_and_the_weights(tiny, kind):
+    on = train(tiny(f"loss_fn.kind={kind}"), "tiny")
+    off = train(tiny(f"loss_fn.kind={kind}", "distributed.activation_checkpointing=false"), "tiny")
+    assert losses(on) == losses(off)
+    left, right = final_weights(on), final_weights(off)
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_accumulation_is_one_big_batch(tiny):
+    whole = losses(train(tiny("step_scheduler.local_batch_size=4"), "tiny"))
+    parts = losses(train(tiny("step_scheduler.local_batch_size=1"), "tiny"))
+    assert all(math.isclose(whole[step], parts[step], rel_tol=1e-5) for step in whole)
+
+
+@pytest.mark.parametrize("switch", ["true", "false"])
+def test_a_run_that_stopped_resumes_to_the_bit_with_checkpointing_toggled(tiny, switch, monkeypatch, capsys):
+    expected = losses(train(tiny(), "tiny"))
+
+    class Killed(BaseException):
+        pass
+
+    step = Trainer.step
+
+    def die_at_step_5(self):
+        if self.steps_done == 4:
+            raise Killed
+        return step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", die_at_step_5)
+        with pytest.raises(Killed):
+            train(tiny(), "tiny")
+    recipe = tiny(f"distributed.activation_checkpointing={switch}")
+    newest = find_run(recipe, "tiny", str(sorted(Path(recipe.run.dir).iterdir())[-1]))
+    result = train(recipe, "tiny", resume=newest)
+    assert losses(result) == expected
+    changed = "changed since the run was last started: distributed.activation_checkpointing: full -> none"
+    assert (changed in capsys.readouterr().out) == (switch == "false")
+
+
+def test_resume_refuses_another_model_and_a_run_without_a_checkpoint(tiny, tmp_path):
+    result = train(tiny("step_scheduler.max_steps=2"), "tiny")
+    with pytest.raises(UsageError, match=r"model\.config\.hidden_size was 32 in .* and is now 64"):
+        find_run(tiny("model.config.hidden_size=64"), "tiny", str(result.run))
+    with pytest.raises(UsageError, match="not the folder of a run"):
+        find_run(tiny(), "tiny", str(tmp_path))
+    empty = RunFolder.create(tmp_path / "other", "tiny", tiny())
+    with pytest.raises(UsageError, match="holds no whole checkpoint"):
+        find_run(tiny(), "tiny", str(empty.path))
+    assert find_run(tiny(), "tiny", "") == result.run
+    with pytest.raises(UsageError, match="no run of 'another'"):
+        find_run(tiny(), "another", "")
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_weights_are_spoiled(tiny):
+    with pytest.raises(RunError, match=r"is (nan|inf) at step \d; .*optimizer\.lr"):
+        train(tiny("optimizer.lr=1e30", "clip_grad_norm.max_norm=null", "lr_scheduler.lr_warmup_steps=0"), "tiny")
+
+
+def test_dp_size_must_be_the_number_of_ranks(tiny):
+    with pytest.raises(UsageError, match="dp_size: 4 ranks asked for, but the run has 1; .*--nproc-per-node 4"):
+        train(tiny("distributed.dp_size=4"), "tiny")
+
+
+def test_a_batch_without_a_label_is_a_loss_of_zero(tiny, monkeypatch):
+    batches = Trainer.microbatches
+
+    def ignored(self):
+        return [(inputs, labels.clone().fill_(-100)) for inputs, labels in batches(self)]
+
+    monkeypatch.setattr(Trainer, "microbatches", ignored)
+    assert set(losses(train(tiny(), "tiny")).values()) == {0.0}
+
+
+def test_bfloat16_trains(tiny):
+    result = losses(train(tiny("model.dtype=bfloat16"), "tiny"))
+    assert result[6] < result[1]

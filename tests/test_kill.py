@@ -1,0 +1,70 @@
+"""A run that is killed goes on from its last whole checkpoint, with the losses it would have had."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+STEPS = ["--step_scheduler.max_steps", "8", "--step_scheduler.ckpt_every_steps", "2"]
+
+SAVE_AND_DIE = """
+import os, signal, sys
+import torch.distributed.checkpoint as dcp
+from ac_recipes.cli import main
+
+saves, save = [0], dcp.save
+def killed_in_the_third(state, checkpoint_id):
+    saves[0] += 1
+    if saves[0] < 3:
+        return save(state, checkpoint_id=checkpoint_id)
+    save(state, checkpoint_id=checkpoint_id)
+    if sys.argv[1] == "torn":
+        largest = max(checkpoint_id.glob("*.distcp"), key=lambda f: f.stat().st_size)
+        os.truncate(largest, largest.stat().st_size // 2)
+    os.kill(os.getpid(), signal.SIGKILL)
+dcp.save = killed_in_the_third
+main(sys.argv[2:])
+"""
+
+
+def only_run(folder: Path) -> Path:
+    (run,) = (folder / "runs").iterdir()
+    return run
+
+
+@pytest.fixture
+def expected(ac_recipes, tmp_path_factory):
+    other = type(ac_recipes)(tmp_path_factory.mktemp("whole"))
+    (other.folder / "small.yaml").write_text((ac_recipes.folder / "small.yaml").read_text())
+    return {step: line["loss"] for step, line in other.train(*STEPS).items()}
+
+
+@pytest.mark.parametrize("moment", ["between", "written", "torn"])
+def test_resume_after_sigkill_is_bit_equal(ac_recipes, expected, moment):
+    if moment == "between":
+        process = ac_recipes.start("train", "small.yaml", *STEPS)
+        for line in process.stdout:
+            if line.startswith("step 4/8 | checkpoint"):
+                break
+        os.kill(process.pid, signal.SIGKILL)
+    else:
+        import subprocess
+        import sys
+
+        process = subprocess.Popen(
+            [sys.executable, "-c", SAVE_AND_DIE, moment, "train", "small.yaml", *STEPS],
+            cwd=ac_recipes.folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL
+    run = only_run(ac_recipes.folder)
+    whole = sorted(path.name for path in (run / "checkpoints").iterdir() if path.suffix != ".partial")
+    assert whole[:2] == ["step-00000002", "step-00000004"]
+    if moment != "between":
+        assert (run / "checkpoints" / "step-00000006.partial").exists()
+        assert len(whole) == 2
+    done = ac_recipes("train", "small.yaml", "--resume", *STEPS)
+    assert done.code == 0, done.err
+    assert f"resumed from {Path('runs') / run.name / 'checkpoints' / whole[-1]}" in done.out
+    assert {step: line["loss"] for step, line in ac_recipes.metrics(run).items()} == expected
