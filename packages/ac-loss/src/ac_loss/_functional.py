@@ -1,0 +1,133 @@
+"""The public function: checks at the door, then a backend."""
+
+from typing import Literal, get_args
+
+import torch
+
+from ac_loss import _torch_backend
+from ac_loss._job import Job
+from ac_loss._objective import Objective
+from ac_loss._validation import check_tensors, refuse_sharded, select_rows
+from ac_loss.config import Accum, Backend, check_choice, check_integer, check_number
+
+Reduction = Literal["none", "sum", "mean"]
+
+
+def linear_cross_entropy(  # noqa: PLR0917 - the published signature
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    softcap: float | None = None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    num_label_tokens: int | torch.Tensor | None = None,
+    backend: Backend = "auto",
+    accum: Accum = "fp32",
+) -> torch.Tensor:
+    """Cross-entropy of ``hidden @ weight.T + bias`` against ``labels``, without allocating ``[tokens, vocab]``.
+
+    ``ac_loss.reference`` is the specification. Labels are used as they are: shift them before the call. Tokens whose
+    label is ``ignore_index`` are dropped before any work: their hidden states may hold NaN.
+
+    Args:
+        hidden: ``[..., hidden_size]``, fp64, fp32, bf16 or fp16; any strides.
+        weight: ``[vocab, hidden_size]``, dtype of ``hidden`` (any under ``torch.autocast``). A ``DTensor`` is refused.
+        labels: ``[...]``, integers in ``[0, vocab)`` or ``ignore_index``.
+        bias: ``[vocab]``.
+        ignore_index: label of the tokens that do not count.
+        reduction: ``"mean"`` over the labels that count, ``"sum"``, or ``"none"`` for one loss per token, 0 where
+            ignored. With every label ignored the sum and the mean are 0, with gradients exactly 0.
+        softcap: ``c`` of ``logits = c * tanh(logits / c)`` (Gemma 2, arXiv:2408.00118); None for none.
+        label_smoothing: as in ``torch.nn.functional.cross_entropy``, 0 to 1.
+        z_loss: coefficient of ``logsumexp(logits) ** 2`` added to each token's loss (PaLM, arXiv:2204.02311).
+        num_label_tokens: positive number or 0-d tensor that divides the sum of the losses under ``"sum"`` and
+            ``"mean"`` alike: the labels that count over all ranks and gradient-accumulation steps.
+        backend: ``"torch"``, or ``"auto"``, which is ``"torch"`` in this version.
+        accum: dtype in which the weight gradient is summed over chunks of tokens: ``"fp32"``, or ``"param"`` for the
+            parameter's own, which needs less memory and in bf16 loses accuracy as chunks grow in number.
+
+    Returns:
+        The loss in fp32, or fp64 for fp64 inputs: a scalar, or for ``"none"`` the shape of ``labels``. Gradients come
+        back in the dtypes of their tensors. Only first derivatives exist.
+
+    Raises:
+        IndexError: a label is neither in range nor ``ignore_index``; names it and its flat position.
+        TypeError: a tensor argument is not a tensor.
+        ValueError: an option, shape, dtype or device is wrong; names it, the constraint and the remedy.
+    """
+    check_choice("backend", backend, get_args(Backend))
+    check_choice("accum", accum, get_args(Accum))
+    check_choice("reduction", reduction, get_args(Reduction))
+    check_integer("ignore_index", ignore_index)
+    if softcap is not None:
+        check_number("softcap", softcap, above_zero=True)
+    check_number("label_smoothing", label_smoothing, most=1.0)
+    check_number("z_loss", z_loss)
+    if reduction == "none" and num_label_tokens is not None:
+        raise ValueError("num_label_tokens: divides a sum, and reduction 'none' makes none; divide the result instead")
+    if isinstance(num_label_tokens, torch.Tensor):
+        refuse_sharded(num_label_tokens=num_label_tokens)
+
+    objective = Objective(softcap=softcap, label_smoothing=label_smoothing, z_loss=z_loss)
+    compute_here = compute
+    if torch.compiler.is_compiling():
+        from ac_loss._uncompiled import compute as compute_here
+    return compute_here(
+        hidden,
+        weight,
+        labels,
+        bias,
+        objective=objective,
+        ignore_index=ignore_index,
+        reduction=reduction,
+        num_label_tokens=num_label_tokens,
+        accum=accum,
+    )
+
+
+def compute(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    objective: Objective,
+    ignore_index: int,
+    reduction: Reduction,
+    num_label_tokens: int | torch.Tensor | None,
+    accum: Accum,
+) -> torch.Tensor:
+    """:func:`linear_cross_entropy` once its options are checked."""
+    autocast = _autocast_dtype(hidden)
+    check_tensors(hidden, weight, labels, bias, autocast)
+    rows = select_rows(labels, ignore_index, weight.shape[0], num_label_tokens)
+    divisor = 1.0
+    if rows.num_label_tokens is not None:
+        divisor = rows.num_label_tokens
+    elif reduction == "mean":
+        divisor = float(max(rows.labels.numel(), 1))
+    job = Job(
+        objective=objective,
+        gemm_dtype=autocast or hidden.dtype,
+        accum=accum,
+        labels=rows.labels,
+        rows=rows.index,
+        divisor=divisor,
+    )
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    kind = "none" if reduction == "none" else "sum"
+    loss = _torch_backend.run(job, flat, weight, bias, reduction=kind)
+    return loss.reshape(labels.shape) if reduction == "none" else loss
+
+
+def _autocast_dtype(hidden: torch.Tensor) -> torch.dtype | None:
+    """The dtype autocast wants for matrix products here, None where it is off. It never touches fp64."""
+    if not isinstance(hidden, torch.Tensor) or hidden.dtype == torch.float64:
+        return None
+    device = hidden.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return None

@@ -1,0 +1,108 @@
+"""The loss as a module, with the interface of NeMo AutoModel's class of the same name."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from ac_loss._functional import Reduction, linear_cross_entropy
+from ac_loss._validation import refuse_sharded
+from ac_loss.config import Accum, Backend, LossConfig, check_choice
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+class FusedLinearCrossEntropy(nn.Module):
+    """:func:`ac_loss.linear_cross_entropy` with its options fixed, for training loops that call ``loss_fn(...)``.
+
+    Args:
+        ignore_index: label of the tokens that do not count.
+        logit_softcapping: ``c`` of ``c * tanh(logits / c)``; 0 for none.
+        reduction: ``"sum"``, ``"mean"`` or ``"none"``.
+        label_smoothing: as in ``torch.nn.functional.cross_entropy``, 0 to 1.
+        z_loss: coefficient of ``logsumexp(logits) ** 2``.
+        backend: ``"auto"`` or ``"torch"``.
+        accum: ``"fp32"`` or ``"param"``, the dtype in which the weight gradient is summed.
+
+    Raises:
+        ValueError: an option is not valid; the message begins with its name.
+    """
+
+    def __init__(
+        self,
+        ignore_index: int = -100,
+        logit_softcapping: float = 0,
+        reduction: Reduction = "sum",
+        *,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        backend: Backend = "auto",
+        accum: Accum = "fp32",
+    ) -> None:
+        super().__init__()
+        check_choice("reduction", reduction, ("none", "sum", "mean"))
+        # The settings are checked when the loss is built, not hours later at the first step.
+        self.config = LossConfig(
+            ignore_index=ignore_index,
+            logit_softcapping=logit_softcapping,
+            label_smoothing=label_smoothing,
+            z_loss=z_loss,
+            backend=backend,
+            accum=accum,
+        )
+        self.reduction = reduction
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        labels: torch.Tensor,
+        lm_weight: torch.Tensor,
+        num_label_tokens: int | torch.Tensor | None = None,
+        grad_reduce_group: "ProcessGroup | None" = None,
+    ) -> torch.Tensor:
+        """The loss of ``hidden_states @ lm_weight.T`` against ``labels``.
+
+        Args:
+            hidden_states: ``[..., hidden_size]``.
+            labels: ``[...]``, already shifted.
+            lm_weight: ``[vocab, hidden_size]``, a plain tensor.
+            num_label_tokens: divides the summed loss: the labels that count over all ranks and accumulation steps.
+            grad_reduce_group: for sharded weights, which this version does not gather: must be None.
+
+        Returns:
+            The loss in fp32 (fp64 for fp64 inputs).
+
+        Raises:
+            ValueError: ``lm_weight`` is a ``DTensor``, or ``grad_reduce_group`` is given; otherwise as
+                :func:`ac_loss.linear_cross_entropy`.
+        """
+        refuse_sharded(lm_weight=lm_weight)
+        if grad_reduce_group is not None:
+            raise ValueError(
+                "grad_reduce_group: reduces the gradient of a sharded lm_weight that the loss gathers itself, which "
+                "this version does not do; lm_weight is a plain tensor and whoever owns it (DDP, FSDP) reduces its "
+                "gradient: pass None"
+            )
+        config = self.config
+        return linear_cross_entropy(
+            hidden_states,
+            lm_weight,
+            labels,
+            ignore_index=config.ignore_index,
+            reduction=self.reduction,
+            softcap=config.logit_softcapping or None,
+            label_smoothing=config.label_smoothing,
+            z_loss=config.z_loss,
+            num_label_tokens=num_label_tokens,
+            backend=config.backend,
+            accum=config.accum,
+        )
+
+    def extra_repr(self) -> str:
+        config = self.config
+        return (
+            f"ignore_index={config.ignore_index}, logit_softcapping={config.logit_softcapping}, "
+            f"reduction={self.reduction!r}, label_smoothing={config.label_smoothing}, z_loss={config.z_loss}, "
+            f"backend={config.backend!r}, accum={config.accum!r}"
+        )

@@ -1,0 +1,72 @@
+"""The loss of a few rows of logits, and its gradient written over them."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """What is minimised for one token with logits ``x``, label ``y`` and ``s = c * tanh(x / c)`` (``s = x`` uncapped).
+
+    ``(1 - e) * (lse - s[y]) + e * (lse - mean(s)) + z * lse ** 2`` with ``lse = logsumexp(s)``: cross-entropy, label
+    smoothing ``e`` as in ``torch.nn.functional.cross_entropy``, the z-loss of PaLM (arXiv:2204.02311, section 5).
+    """
+
+    softcap: float | None = None
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+
+    def evaluate_(
+        self, x: torch.Tensor, labels: torch.Tensor, bias: torch.Tensor | None, weight: torch.Tensor | float | None
+    ) -> torch.Tensor:
+        """Per-row losses of ``x``; ``x`` is consumed, and holds the gradient afterwards when ``weight`` is given.
+
+        Args:
+            x: logits before the bias, ``[rows, vocab]``, fp32 or fp64. Overwritten.
+            labels: ``[rows]``, int64, all in ``[0, vocab)``.
+            bias: ``[vocab]`` in the dtype of ``x``, or None.
+            weight: factor of each row's gradient, ``[rows]`` in the dtype of ``x`` or one number; None for no gradient.
+
+        Returns:
+            ``[rows]`` in the dtype of ``x``.
+        """
+        index = labels.unsqueeze(1)
+        slope = None
+        if bias is not None:
+            x.add_(bias)
+        if self.softcap is not None:
+            x.div_(self.softcap).tanh_()
+            if weight is not None:
+                slope = x.square().neg_().add_(1.0)
+            x.mul_(self.softcap)
+
+        # Everything below is relative to the row's maximum: lse - s[y] on absolute values loses the whole loss when
+        # all logits share a large offset.
+        top = x.amax(1, keepdim=True)
+        x.sub_(top)
+        losses = x.gather(1, index).mul_(self.label_smoothing - 1.0)
+        if self.label_smoothing:
+            losses.sub_(x.mean(1, keepdim=True), alpha=self.label_smoothing)
+        total = x.exp_().sum(1, keepdim=True)
+        log_total = total.log()
+        losses.add_(log_total)
+        lse = log_total.add_(top) if self.z_loss else None
+        if lse is not None:
+            losses.add_(lse.square(), alpha=self.z_loss)
+        if weight is None:
+            return losses.squeeze(1)
+
+        if isinstance(weight, torch.Tensor):
+            weight = weight.unsqueeze(1)
+        scale = total.reciprocal_()
+        if lse is not None:
+            scale.mul_(lse.mul_(2.0 * self.z_loss).add_(1.0))
+        x.mul_(scale.mul_(weight))
+        hit = x.gather(1, index).sub_(weight * (1.0 - self.label_smoothing))
+        x.scatter_(1, index, hit)
+        if self.label_smoothing:
+            x.sub_(weight * (self.label_smoothing / x.shape[1]))
+        if slope is not None:
+            x.mul_(slope)
+        return losses.squeeze(1)

@@ -1,0 +1,137 @@
+"""Checks at the door, before any work: each error names the constraint, the value and the remedy."""
+
+import math
+import sys
+from typing import NamedTuple
+
+import torch
+
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+class Rows(NamedTuple):
+    """The tokens that count.
+
+    Attributes:
+        labels: ``[n]`` int64, all in ``[0, vocab)``, not shared with the caller's, which may change before a backward.
+        index: ``[n]`` int64, their positions among all tokens; None if every token counts.
+        num_label_tokens: the caller's number as a float, or None.
+    """
+
+    labels: torch.Tensor
+    index: torch.Tensor | None
+    num_label_tokens: float | None
+
+
+def refuse_sharded(**tensors: torch.Tensor | None) -> None:
+    """Raise ``ValueError`` for a ``DTensor``: its local part gives a plausible and wrong loss."""
+    # Nobody holds a DTensor without this module loaded; importing it here would cost every other caller seconds.
+    module = sys.modules.get("torch.distributed.tensor")
+    for name, tensor in tensors.items():
+        if module is not None and isinstance(tensor, module.DTensor):
+            raise ValueError(
+                f"{name}: is a DTensor (placements {tensor.placements}), and the loss needs a plain tensor. Compute "
+                "the loss inside the forward of the FSDP unit that owns the head, where the weight is gathered and its "
+                "gradient is reduced with the others: give that module a method that calls the loss and register it "
+                "with torch.distributed.fsdp.register_fsdp_forward_method(module, 'method'). Weight.full_tensor() is "
+                "no remedy: without gradient placements its gradient is silently wrong"
+            )
+
+
+def check_tensors(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    bias: torch.Tensor | None,
+    gemm_dtype: torch.dtype | None,
+) -> None:
+    """Raise on shapes, dtypes and devices that do not fit together. ``gemm_dtype`` is autocast's, None without it."""
+    named = {"hidden": hidden, "weight": weight, "labels": labels} | ({} if bias is None else {"bias": bias})
+    for name, tensor in named.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name}: a tensor is needed, got {type(tensor).__name__}")
+    refuse_sharded(**named)
+    if weight.dim() != 2 or weight.shape[0] == 0:
+        raise ValueError(
+            f"weight: must be [vocab, hidden_size] with vocab > 0, got {list(weight.shape)}; pass lm_head.weight as it "
+            "is (flattened or sharded weights must be gathered first)"
+        )
+    if hidden.dim() == 0 or hidden.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"hidden: must be [..., {weight.shape[1]}] to fit weight {list(weight.shape)}, got {list(hidden.shape)}; "
+            "pass the input of lm_head, and weight as [vocab, hidden_size]"
+        )
+    if labels.shape != hidden.shape[:-1]:
+        raise ValueError(
+            f"labels: must be {list(hidden.shape[:-1])}, hidden's shape without its last dimension, got "
+            f"{list(labels.shape)}; shift hidden and labels to the same length first"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias: must be [{weight.shape[0]}], one for each row of weight, got {list(bias.shape)}")
+    if labels.dtype not in _INTEGERS:
+        raise ValueError(f"labels: must hold integers, got {labels.dtype}; call labels.long()")
+    floats = {name: tensor for name, tensor in named.items() if name != "labels"}
+    for name, tensor in floats.items():
+        if tensor.dtype not in _FLOATS:
+            raise ValueError(f"{name}: must be float64, float32, bfloat16 or float16, got {tensor.dtype}; convert it")
+        if gemm_dtype is None and tensor.dtype != hidden.dtype:
+            raise ValueError(
+                f"{name}: is {tensor.dtype} and hidden is {hidden.dtype}; convert one to the other, or run under "
+                "torch.autocast"
+            )
+    for name, tensor in named.items():
+        if tensor.device != hidden.device:
+            raise ValueError(f"{name}: is on {tensor.device} and hidden on {hidden.device}; move one to the other")
+
+
+def select_rows(
+    labels: torch.Tensor, ignore_index: int, vocab: int, num_label_tokens: int | float | torch.Tensor | None
+) -> Rows:
+    """The tokens that count, after checking that their labels are in ``[0, vocab)``.
+
+    Args:
+        labels: any shape, integers.
+        ignore_index: label of the tokens that do not count.
+        vocab: number of classes.
+        num_label_tokens: positive number or 0-d tensor, or None.
+
+    Raises:
+        IndexError: a label that is neither in range nor ``ignore_index``.
+        ValueError: ``num_label_tokens`` is not positive, or not 0-d.
+    """
+    number = _divisor(num_label_tokens)
+    flat = labels.reshape(-1).to(torch.int64, copy=True)
+    if not flat.numel():
+        return Rows(flat, None, number)
+    keep = flat != ignore_index
+    # One transfer for all that the host must know of the labels: each stalls a GPU's queue.
+    count, low, high = torch.stack([keep.sum(), *flat.masked_fill(~keep, 0).aminmax()]).tolist()
+    if low < 0 or high >= vocab:
+        position = int((keep & ((flat < 0) | (flat >= vocab))).nonzero()[0])
+        raise IndexError(
+            f"labels: {int(flat[position])} at flat position {position} is not in [0, {vocab}) and is not ignore_index "
+            f"({ignore_index}); mask it with ignore_index, or check that weight covers the tokenizer's vocabulary"
+        )
+    if count == flat.numel():
+        return Rows(flat, None, number)
+    index = keep.nonzero().squeeze(1)
+    return Rows(flat.index_select(0, index), index, number)
+
+
+def _divisor(num_label_tokens: int | float | torch.Tensor | None) -> float | None:
+    value = num_label_tokens
+    if value is None:
+        return None
+    if isinstance(value, torch.Tensor):
+        if value.dim():
+            raise ValueError(f"num_label_tokens: must be a 0-d tensor, got {list(value.shape)}; sum it first")
+        value = value.item()
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise ValueError(f"num_label_tokens: must be a number or a 0-d tensor, got {num_label_tokens!r}")
+    if not 0 < value < math.inf:
+        raise ValueError(
+            f"num_label_tokens: must be positive, got {value!r}; pass the number of labels that count over the whole "
+            "batch, all ranks and gradient-accumulation steps together"
+        )
+    return float(value)

@@ -1,0 +1,66 @@
+"""Settings of the loss, and the checks they share with the functions that take the same options. No torch here."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Kind = Literal["fused", "plain"]
+Backend = Literal["auto", "torch"]
+Accum = Literal["fp32", "param"]
+
+
+def check_choice(name: str, value: object, valid: Sequence[str]) -> None:
+    """Raise ``ValueError`` naming the field, the value and the valid values, unless ``value`` is one of them."""
+    if not isinstance(value, str) or value not in valid:
+        raise ValueError(f"{name}: {value!r} is not one of {', '.join(map(repr, valid))}")
+
+
+def check_number(name: str, value: object, *, most: float = math.inf, above_zero: bool = False) -> None:
+    """Raise ``ValueError`` naming the field, the value and the range, unless ``value`` is a finite number in it."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value > most or value < 0 or (above_zero and value == 0):
+        upper = "" if most == math.inf else f" and at most {most:g}"
+        raise ValueError(f"{name}: {value!r} is not a number {'above' if above_zero else 'of at least'} 0{upper}")
+
+
+def check_integer(name: str, value: object) -> None:
+    """Raise ``ValueError`` naming the field and the value, unless ``value`` is an integer."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{name}: {value!r} is not an integer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """Settings of a language-model loss.
+
+    Attributes:
+        kind: ``"fused"`` computes the loss from hidden states and the head's weight; ``"plain"`` from the logits.
+        backend: implementation of the fused loss. ``"auto"`` picks the best one available.
+        accum: dtype in which the weight gradient is summed over chunks of tokens: ``"fp32"``, or ``"param"`` for the
+            parameter's own (less memory; in bf16 the error grows with the number of chunks).
+        ignore_index: label of the tokens that do not count.
+        logit_softcapping: ``c`` of ``c * tanh(logits / c)``; 0 for none.
+        label_smoothing: share of the target taken from the label and spread evenly over the vocabulary, 0 to 1.
+        z_loss: coefficient of ``logsumexp(logits) ** 2``; 0 for none.
+
+    Raises:
+        ValueError: a value is not valid; the message begins with the name of the field.
+    """
+
+    kind: Kind = "fused"
+    backend: Backend = "auto"
+    accum: Accum = "fp32"
+    ignore_index: int = -100
+    logit_softcapping: float = 0.0
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, get_args(Kind))
+        check_choice("backend", self.backend, get_args(Backend))
+        check_choice("accum", self.accum, get_args(Accum))
+        check_integer("ignore_index", self.ignore_index)
+        check_number("logit_softcapping", self.logit_softcapping)
+        check_number("label_smoothing", self.label_smoothing, most=1.0)
+        check_number("z_loss", self.z_loss)

@@ -1,0 +1,89 @@
+"""Inputs and instruments shared by the tests of ac-loss."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ac_loss import _chunking
+
+
+class Recorder(TorchDispatchMode):
+    """Every ATen call of a region: matrix products by dtype, and the elements of the largest tensor allocated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products: list[torch.dtype] = []
+        self.largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        given = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs))}
+        fresh = [t.untyped_storage() for t in _tensors(out) if t.untyped_storage().data_ptr() not in given]
+        if name in ("mm", "addmm", "addmm_", "bmm", "matmul"):
+            self.products.append(args[-1].dtype)
+        size = _tensors(out)[0].element_size() if fresh else 1
+        self.largest = max([self.largest, *(storage.nbytes() // size for storage in fresh)])
+        return out
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of a few rows, blocks of a few rows within them, slabs of a few rows of the weight gradient."""
+    for name, value in {
+        "ROWS_WIDE": 7,
+        "ROWS_NARROW": 9,
+        "ROWS_FLOOR": 3,
+        "BLOCK_BYTES_CPU": 3 * 31 * 4,
+        "SLAB_BYTES_CPU": 200,
+    }.items():
+        monkeypatch.setattr(_chunking, name, value)
+
+
+@pytest.fixture(scope="session")
+def draw() -> Callable[..., dict[str, torch.Tensor]]:
+    return _draw
+
+
+@pytest.fixture(scope="session")
+def gradients() -> Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+    return _gradients
+
+
+def _draw(
+    tokens: int | tuple[int, ...], vocab: int, width: int, dtype: torch.dtype = torch.float64, ignored: float = 0.3
+) -> dict[str, torch.Tensor]:
+    """Seeded inputs: about ``ignored`` of the labels are -100."""
+    shape = (tokens,) if isinstance(tokens, int) else tokens
+    generator = torch.Generator().manual_seed(17)
+    labels = torch.randint(0, vocab, shape, generator=generator)
+    labels[torch.rand(shape, generator=generator) < ignored] = -100
+    return {
+        "hidden": torch.randn(*shape, width, generator=generator, dtype=torch.float64).to(dtype),
+        "weight": torch.randn(vocab, width, generator=generator, dtype=torch.float64).to(dtype),
+        "bias": torch.randn(vocab, generator=generator, dtype=torch.float64).to(dtype),
+        "labels": labels,
+    }
+
+
+def _gradients(
+    function: Callable[..., torch.Tensor], inputs: dict[str, torch.Tensor], upstream: Any = 1.0, **options: Any
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Loss and the gradients of hidden, weight and bias (where given) under ``upstream``."""
+    leaves = {k: v.detach().clone().requires_grad_() for k, v in inputs.items() if k != "labels"}
+    loss = function(**leaves, labels=inputs["labels"], **options)
+    (loss * upstream).sum().backward()
+    return loss.detach(), {k: v.grad for k, v in leaves.items()}

@@ -1,0 +1,34 @@
+import pytest
+
+from ac_loss._chunking import block_rows, chunk_rows, slab_rows, spans
+
+
+@pytest.mark.parametrize(
+    ("tokens", "vocab", "itemsize", "rows"),
+    [
+        (0, 32000, 4, 1),
+        (1, 32000, 4, 1),
+        (256, 32000, 4, 256),
+        (257, 32000, 4, 129),  # two chunks, balanced
+        (512, 32000, 2, 512),
+        (513, 32000, 2, 257),
+        (4096, 128256, 4, 256),
+        (4096, 128256, 2, 512),
+        (4096, 256000, 4, 128),  # 131 fit the byte budget: 32 chunks
+        (4096, 1000000, 4, 128),  # the floor wins over the budget
+        (4096, 32000, 8, 256),
+    ],
+)
+def test_chunk_rows(tokens, vocab, itemsize, rows):
+    assert chunk_rows(tokens, vocab, itemsize) == rows
+
+
+def test_pieces_hold_at_least_one_row():
+    assert block_rows("cpu", 2**30) == slab_rows("cpu", 2**30) == slab_rows("cuda", 2**40) == 1
+    assert block_rows("cpu", 128256 * 4) == 32
+    assert block_rows("cuda", 128256 * 4) == 130
+
+
+def test_spans_cover_everything_once():
+    assert list(spans(10, 4)) == [(0, 4), (4, 8), (8, 10)]
+    assert list(spans(0, 4)) == []

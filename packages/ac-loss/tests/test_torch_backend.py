@@ -1,0 +1,184 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.profiler import ProfilerActivity, profile
+
+from ac_loss import _chunking, linear_cross_entropy, reference
+
+
+def relative_error(got, right):
+    return ((got.double() - right).norm() / right.norm()).item()
+
+
+# Memory --------------------------------------------------------------------------------------------------------------
+
+TOKENS, VOCAB, WIDTH = 2048, 4001, 16
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"reduction": "mean"},
+        {"reduction": "sum", "softcap": 5.0, "label_smoothing": 0.1, "z_loss": 0.1, "accum": "param"},
+        {"reduction": "none"},
+    ],
+    ids=lambda options: options["reduction"],
+)
+def test_no_tensor_of_tokens_by_vocab(draw, gradients, recorder, dtype, options):
+    for ignored in (0.0, 0.2):
+        inputs = draw(TOKENS, VOCAB, WIDTH, dtype=dtype, ignored=ignored)
+        with recorder:
+            gradients(linear_cross_entropy, inputs, **options)
+    assert 0 < recorder.largest <= 512 * VOCAB
+
+
+def test_the_recorder_sees_logits(draw, gradients, recorder):
+    with recorder:
+        gradients(reference.linear_cross_entropy, draw(TOKENS, VOCAB, WIDTH, dtype=torch.float32, ignored=0.0))
+    assert recorder.largest == TOKENS * VOCAB
+
+
+def peak_bytes(function, inputs):
+    """Most bytes held at a time by forward and backward, beyond what both leave behind (the gradients)."""
+    leaves = {k: v.requires_grad_() if k != "labels" else v for k, v in inputs.items()}
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        function(**leaves).backward()
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most - now
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bytes_per_logit", "sum_bytes"), [(torch.float32, 4, 0), (torch.bfloat16, 2, 4)], ids=str
+)
+def test_peak_memory_is_one_chunk_of_logits(draw, dtype, bytes_per_logit, sum_bytes):
+    vocab = 16001
+    inputs = draw(TOKENS, vocab, WIDTH, dtype=dtype)
+    del inputs["bias"]
+    peak = peak_bytes(linear_cross_entropy, inputs)
+    chunk = (256 if dtype == torch.float32 else 512) * vocab * bytes_per_logit
+    # Beside the chunk: narrow logits are widened a block at a time, and the weight gradient summed in fp32.
+    blocks = 0 if dtype == torch.float32 else _chunking.BLOCK_BYTES_CPU
+    few_copies_of_the_gradient = vocab * WIDTH * (sum_bytes + 8)
+    assert 0.5 * chunk < peak < 1.01 * chunk + blocks + few_copies_of_the_gradient
+    plain = peak_bytes(lambda hidden, weight, labels: F.cross_entropy(F.linear(hidden, weight).float(), labels), inputs)
+    assert peak < plain / 5
+
+
+def test_the_chunk_is_freed_before_the_sum_is_converted(draw, monkeypatch):
+    monkeypatch.setattr(_chunking, "BLOCK_BYTES_CPU", 2**18)
+    monkeypatch.setattr(_chunking, "SLAB_BYTES_CPU", 2**18)
+    vocab, width = 4001, 512
+    inputs = draw(TOKENS, vocab, width, dtype=torch.bfloat16)
+    del inputs["bias"]
+    chunk, fp32_sum, grad_weight = 512 * vocab * 2, vocab * width * 4, vocab * width * 2
+    # grad_weight is not there yet while the chunks are worked on, and the chunk is gone when it is made.
+    assert peak_bytes(linear_cross_entropy, inputs) < chunk + fp32_sum - grad_weight + 2**21
+
+
+def test_one_chunk_needs_no_fp32_sum(draw, monkeypatch):
+    monkeypatch.setattr(_chunking, "BLOCK_BYTES_CPU", 2**18)
+    tokens, vocab, width = 400, 4001, 512
+    inputs = draw(tokens, vocab, width, dtype=torch.bfloat16)
+    del inputs["bias"]
+    # The most is held in the backward: the saved gradients beside the returned ones.
+    assert peak_bytes(linear_cross_entropy, inputs) < (vocab + tokens) * width * 2 + 2**18
+
+
+# Work ----------------------------------------------------------------------------------------------------------------
+
+
+def products(recorder, function):
+    recorder.products.clear()
+    with recorder:
+        function()
+    return len(recorder.products)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_only_the_needed_products(draw, recorder, reduction):
+    inputs = draw(40, 31, 13)
+    labels = inputs["labels"]
+    again = 1 if reduction == "none" else 0  # the backward computes the logits once more
+    for hidden_grad, weight_grad in ((True, True), (True, False), (False, True)):
+        hidden = inputs["hidden"].detach().requires_grad_(hidden_grad)
+        weight = inputs["weight"].detach().requires_grad_(weight_grad)
+        run = lambda h=hidden, w=weight: linear_cross_entropy(h, w, labels, reduction=reduction).sum()  # noqa: E731
+        assert products(recorder, lambda run=run: run().backward()) == 1 + again + hidden_grad + weight_grad
+        assert (hidden.grad is None) == (not hidden_grad)
+        assert (weight.grad is None) == (not weight_grad)
+        with torch.no_grad():
+            assert products(recorder, run) == 1
+            assert not run().requires_grad
+
+
+def test_the_backward_of_a_mean_has_no_products(draw, recorder):
+    inputs = draw(40, 31, 13)
+    loss = linear_cross_entropy(inputs["hidden"].requires_grad_(), inputs["weight"].requires_grad_(), inputs["labels"])
+    assert products(recorder, loss.backward) == 0
+
+
+def test_a_frozen_weight_has_no_buffer(draw, recorder):
+    inputs = draw(8, 31, 1000)  # weight larger than anything else
+    with recorder:
+        linear_cross_entropy(inputs["hidden"].requires_grad_(), inputs["weight"], inputs["labels"]).backward()
+    assert recorder.largest < inputs["weight"].numel()
+
+
+def test_ignored_rows_do_no_work(draw, recorder):
+    inputs = draw(600, 31, 13, ignored=0.0)
+    inputs["labels"][256:] = -100
+    with recorder, torch.no_grad():
+        linear_cross_entropy(**inputs)
+    assert len(recorder.products) == 1
+
+
+# Accuracy in narrow dtypes -------------------------------------------------------------------------------------------
+
+
+def test_bf16_weight_gradient_over_many_chunks(draw, gradients, monkeypatch):
+    monkeypatch.setattr(_chunking, "ROWS_NARROW", 16)
+    monkeypatch.setattr(_chunking, "ROWS_FLOOR", 16)
+    inputs = draw(4096, 257, 32, dtype=torch.bfloat16, ignored=0.0)
+    del inputs["bias"]
+    plain = lambda hidden, weight, labels: F.cross_entropy(F.linear(hidden, weight).float(), labels)  # noqa: E731
+    wide = {k: v.double() if k != "labels" else v for k, v in inputs.items()}
+    right = gradients(reference.linear_cross_entropy, wide)[1]["weight"]
+    plain_error, fp32_error, param_error = (
+        relative_error(gradients(function, inputs, **options)[1]["weight"], right)
+        for function, options in (
+            (plain, {}),
+            (linear_cross_entropy, {}),
+            (linear_cross_entropy, {"accum": "param"}),
+        )
+    )
+    assert fp32_error <= 1.2 * plain_error
+    # 256 sums rounded to bf16: what accum="fp32" is for, and why the line above can fail.
+    assert param_error > 2 * plain_error
+
+
+def test_bf16_loss_is_summed_in_fp32(draw):
+    inputs = draw(8192, 64, 8, dtype=torch.bfloat16, ignored=0.0)
+    wide = {k: v.double() if k != "labels" else v for k, v in inputs.items()}
+    loss, right = linear_cross_entropy(**inputs), reference.linear_cross_entropy(**wide)
+    assert loss.dtype == torch.float32
+    # A sum in bf16 stops growing: off by 10 % and more. Rounded logits alone: 1e-4.
+    assert loss.item() == pytest.approx(right.item(), rel=5e-4)
+
+
+def test_fp16_gradients_meet_the_loss_scale_before_they_are_rounded(draw, gradients):
+    inputs = draw(2000, 4001, 8, dtype=torch.float16, ignored=0.1)
+    inputs["labels"].clamp_(max=1999)
+    inputs["weight"] *= 0.1
+    wide = {k: v.double() if k != "labels" else v for k, v in inputs.items()}
+    right = gradients(reference.linear_cross_entropy, wide, 2.0**14)[1]
+    _, grads = gradients(linear_cross_entropy, inputs, 2.0**14)
+    assert {grad.dtype for grad in grads.values()} == {torch.float16}
+    assert relative_error(grads["hidden"], right["hidden"]) < 5e-3
+    # Classes that are nobody's label have gradients of about 1e-7 before the scale: less than fp16 can hold.
+    for name in ("weight", "bias"):
+        assert relative_error(grads[name][2000:], right[name][2000:]) < 5e-3
