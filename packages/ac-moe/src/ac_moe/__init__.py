@@ -1,1 +1,58 @@
+"""Expert parallelism whose combine is kept, not replayed, when a checkpointed block is recomputed.
+
+    out = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False, context_fn=ac_moe.context_fn("combine"))
+
+Importing this package imports neither torch nor Megatron: a name loads its module when it is first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ac_moe._alltoall import AllToAllDispatcher, Dispatched
+    from ac_moe._contexts import context_fn
+    from ac_moe._stats import Stats, reset_stats, stats
+    from ac_moe.config import MoEConfig
+    from ac_moe.errors import RecomputeCacheError, RecomputeRoutingMismatchError
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "AllToAllDispatcher",
+    "Dispatched",
+    "MoEConfig",
+    "RecomputeCacheError",
+    "RecomputeRoutingMismatchError",
+    "Stats",
+    "__version__",
+    "context_fn",
+    "reset_stats",
+    "stats",
+]
+
+_HOME = {
+    "AllToAllDispatcher": "ac_moe._alltoall",
+    "Dispatched": "ac_moe._alltoall",
+    "MoEConfig": "ac_moe.config",
+    "RecomputeCacheError": "ac_moe.errors",
+    "RecomputeRoutingMismatchError": "ac_moe.errors",
+    "Stats": "ac_moe._stats",
+    "context_fn": "ac_moe._contexts",
+    "reset_stats": "ac_moe._stats",
+    "stats": "ac_moe._stats",
+}
+_SUBMODULES = ("config", "errors")
+
+
+def __getattr__(name: str) -> object:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"ac_moe.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'ac_moe' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value  # the next access does not come through here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_SUBMODULES})

@@ -1,0 +1,121 @@
+"""The combine step of an MoE layer: one autograd node, whose value is computed once per checkpointed block."""
+
+import dataclasses
+from typing import Any, Protocol
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ac_moe._modes import without_dispatch_modes
+from ac_moe._region import Claim, Kept, Site, claim
+from ac_moe._stats import recorder
+from ac_moe.errors import RecomputeCacheError, RecomputeRoutingMismatchError
+
+# NOTE [ One node in both phases ]
+#
+# Checkpoint matches the tensors that the recompute packs with those of the forward by their order alone.
+#
+# 1. The forward and the recompute build the same autograd node, `_Combine`, whether its value is computed or served.
+#    Without reentry the forward's node runs in the backward and the recompute's is thrown away; with reentry it is the
+#    other way round. Neither can tell, so both must be right.
+# 2. The node saves no tensor. A combine that saved one would force the recompute to reach it, and early stop, which
+#    ends a recompute after the last tensor that is needed, could never skip it (NVIDIA-NeMo/Automodel#2930).
+# 3. So backward may use the routing alone, which the node holds as a plain attribute. It can, because combine is an
+#    unweighted sum: its backward is the dispatch of the gradient. Router weights are applied by the experts.
+# 4. The node holds the exchange and not what it was applied to: nothing here keeps an activation alive.
+
+
+class Exchange(Protocol):
+    """The routing of one call of one layer: how rows travel between the ranks of tokens and the ranks of experts."""
+
+    collectives: int
+    """Collectives that `combine` runs."""
+
+    @property
+    def fingerprint(self) -> object:
+        """What was routed, comparable by `==`, readable by `str`, without device memory."""
+
+    def combine(self, rows: torch.Tensor) -> torch.Tensor:
+        """`[rows, hidden]` of the experts to `[tokens, hidden]`: for each token the sum of its rows."""
+
+    def dispatch(self, tokens: torch.Tensor) -> torch.Tensor:
+        """`[tokens, hidden]` to `[rows, hidden]`: the adjoint of `combine`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fingerprint:
+    """What the value of a combine depends on, apart from the numbers in its rows."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    routing: object
+
+    def __str__(self) -> str:
+        return f"rows {list(self.shape)} {self.dtype}, {self.routing}"
+
+
+@torch.compiler.disable(reason="ac-moe's recompute cache keeps tensors by layer and call, which a graph cannot")
+def combine(rows: torch.Tensor, exchange: Exchange, site: Site) -> torch.Tensor:
+    """Sums the experts' rows for each token, or returns what the forward of the checkpointed block kept.
+
+    Args:
+        rows: `[rows, hidden]`, any floating dtype, in the order of `exchange`.
+        exchange: the routing of this call.
+        site: the layer.
+
+    Returns:
+        `[tokens, hidden]`, dtype of `rows`.
+
+    Raises:
+        RecomputeRoutingMismatchError: what was kept was routed otherwise.
+        RecomputeCacheError: what was kept was changed in place, or the recompute calls the layer too often.
+    """
+    fingerprint = Fingerprint(tuple(rows.shape), rows.dtype, exchange.fingerprint)
+    claimed = claim(site)
+    if claimed.kept is not None:
+        _check(claimed.kept, fingerprint, site)
+    return _Combine.apply(rows, exchange, claimed, fingerprint)
+
+
+class _Combine(torch.autograd.Function):
+    """See NOTE [ One node in both phases ]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, exchange: Exchange, claimed: Claim, fingerprint: Fingerprint
+    ) -> torch.Tensor:
+        ctx.exchange = exchange
+        with without_dispatch_modes():
+            if claimed.kept is not None:
+                recorder.served(exchange.collectives)
+                claimed.keep(claimed.kept)
+                return claimed.kept.tensor.detach()
+            output = exchange.combine(rows)
+            if claimed.keepers:
+                claimed.keep(Kept(output, fingerprint))
+            return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return ctx.exchange.dispatch(grad), None, None, None
+
+
+def _check(kept: Kept, fingerprint: Fingerprint, site: Site) -> None:
+    if kept.edited:
+        raise RecomputeCacheError(
+            f"{site}: the combine output that was kept for the recompute was changed in place after the forward made "
+            "it, so the recompute would continue from the changed values. Use an out-of-place operation on the output "
+            "of the MoE layer (`y = y + x` for `y += x`), or checkpoint this block with mode 'none'."
+        )
+    if kept.fingerprint != fingerprint:
+        raise RecomputeRoutingMismatchError(
+            f"{site}: tokens are routed differently in the recompute than in the forward; gradients would be wrong.\n"
+            f"  forward:   {kept.fingerprint}\n"
+            f"  recompute: {fingerprint}\n"
+            "Make the router deterministic: no noise that the checkpoint does not replay, no state that the forward "
+            "changes, no near-ties decided by a non-deterministic kernel.",
+            site=str(site),
+            forward=kept.fingerprint,
+            recompute=fingerprint,
+        )

@@ -1,0 +1,96 @@
+"""The context pair that `torch.utils.checkpoint` takes, for the recompute cache."""
+
+import dataclasses
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Literal, TypeAlias, get_args
+
+from torch.utils.checkpoint import noop_context_fn
+
+from ac_moe._choices import choice_mistake
+from ac_moe._region import Activation, Phase, Region
+from ac_moe.config import built_choices
+
+ContextPair: TypeAlias = tuple[AbstractContextManager[object], AbstractContextManager[object]]
+ContextFn: TypeAlias = Callable[[], ContextPair]
+Mode: TypeAlias = Literal["none", "combine", "moe_tail"]
+
+
+def context_fn(mode: Mode, inner: ContextFn | None = None) -> ContextFn:
+    """Makes the `context_fn` of a `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`.
+
+    In the forward of the block, each combine of an ac-moe dispatcher that runs with gradients enabled also leaves its
+    output, `[tokens, hidden]`, with the block. In the recompute the combine returns that tensor and communicates
+    nothing. It is the same autograd node in both, so gradients are those without the cache, bit for bit. Blocks may be
+    nested, hold several layers, have several microbatches in flight, and be run backward twice (`retain_graph=True`).
+
+    Args:
+        mode: `combine`, or `none`, which adds nothing: it returns `inner`, or PyTorch's own `noop_context_fn`.
+        inner: another `context_fn` for the same block, such as a selective policy
+            (`functools.partial(create_selective_checkpoint_contexts, policy)`). It is entered first.
+
+    Returns:
+        A callable that makes a new `(forward_context, recompute_context)` for each execution of the block. It can be
+        pickled and deep-copied if `inner` can.
+
+    Raises:
+        ValueError: `mode` is none of the modes of this version.
+        TypeError: `inner` is not callable.
+    """
+    known = get_args(Mode)
+    mistake = choice_mistake("mode", mode, known, built_choices("dispatcher_recompute_cache", known))
+    if mistake is not None:
+        raise ValueError(mistake)
+    if inner is not None and not callable(inner):
+        raise TypeError(f"inner: {inner!r} is not callable; give a context_fn, () -> (forward, recompute) contexts")
+    if mode == "none":
+        # Not a pair of empty contexts: checkpoint(debug=True) and torch.compile accept these two and nothing else.
+        return noop_context_fn if inner is None else inner
+    return _CacheContextFn(mode, inner)
+
+
+@dataclasses.dataclass(frozen=True)
+class _CacheContextFn:
+    mode: str
+    inner: ContextFn | None
+
+    def __call__(self) -> ContextPair:
+        forward, recompute = (None, None) if self.inner is None else self.inner()
+        region = Region()
+        return _RegionContext(region, Phase.FORWARD, forward), _RegionContext(region, Phase.RECOMPUTE, recompute)
+
+
+class _RegionContext:
+    """Makes a region the innermost one of this thread, inside another context if there is one.
+
+    A class and not a generator: a generator context can be entered once, and `retain_graph=True` enters it again.
+    """
+
+    def __init__(self, region: Region, phase: Phase, inner: AbstractContextManager[object] | None) -> None:
+        self._region = region
+        self._phase = phase
+        self._inner = inner
+        self._open: list[Activation] = []
+
+    def __enter__(self) -> "_RegionContext":
+        if self._inner is not None:
+            self._inner.__enter__()
+        if self._phase is Phase.FORWARD:
+            self._region.begin_forward()
+        activation = Activation(self._region, self._phase)
+        activation.push()
+        self._open.append(activation)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        # The newest of this thread; else the newest, see Activation.pop.
+        here = [activation for activation in self._open if activation.on_this_thread] or self._open
+        activation = here[-1]
+        self._open.remove(activation)
+        activation.pop()
+        if self._phase is Phase.FORWARD:
+            self._region.end_forward(failed=kind is not None)
+        return None if self._inner is None else self._inner.__exit__(kind, error, trace)

@@ -1,0 +1,27 @@
+"""What ac-moe raises while a checkpointed block is recomputed."""
+
+from torch.utils.checkpoint import CheckpointError
+
+
+class RecomputeCacheError(CheckpointError):
+    """A kept combine output cannot stand for what the recompute would produce.
+
+    Raised by `combine` during the recompute of a checkpointed block, before anything wrong reaches a gradient: the
+    kept tensor was changed in place since, or the recompute calls the layer more often than the forward did.
+    """
+
+
+class RecomputeRoutingMismatchError(RecomputeCacheError):
+    """The router sent the tokens elsewhere in the recompute than in the forward.
+
+    Attributes:
+        site: the layer, as its dispatcher is named.
+        forward: what was routed in the forward (see `ac_moe._combine.Fingerprint`).
+        recompute: what is routed now.
+    """
+
+    def __init__(self, message: str, *, site: str = "", forward: object = None, recompute: object = None) -> None:
+        super().__init__(message)
+        self.site = site
+        self.forward = forward
+        self.recompute = recompute

@@ -1,0 +1,118 @@
+import copy
+import pickle
+
+import pytest
+import torch
+
+import ac_moe
+from ac_moe._region import Claim, Kept, Site, claim
+
+
+def combine_once(site: Site, value: float) -> Claim:
+    """What `combine` does with its claim."""
+    claimed = claim(site)
+    if claimed.kept is not None:
+        claimed.keep(claimed.kept)
+    elif claimed.keepers:
+        claimed.keep(Kept(torch.full((2, 3), value), None))
+    return claimed
+
+
+def served(site: Site) -> float | None:
+    kept = combine_once(site, -1.0).kept
+    return None if kept is None else kept.tensor[0, 0].item()
+
+
+def test_by_site_and_call_not_by_order() -> None:
+    a, b = Site("Layer"), Site("Layer")
+    forward, recompute = ac_moe.context_fn("combine")()
+    with forward:
+        for site, value in ((a, 1.0), (b, 2.0), (a, 3.0)):
+            combine_once(site, value)
+    for _ in range(2):
+        with recompute:
+            assert [served(b), served(a), served(a)] == [2.0, 1.0, 3.0]
+    with recompute:  # a recompute that stopped early does not shift the next one
+        assert served(a) == 1.0
+    with recompute:
+        assert [served(a), served(a), served(b)] == [1.0, 3.0, 2.0]
+
+
+def test_a_forward_that_runs_again_begins_anew() -> None:
+    site = Site("Layer")
+    forward, recompute = ac_moe.context_fn("combine")()
+    for value in (1.0, 2.0):
+        with forward:
+            combine_once(site, value)
+    with recompute:
+        assert served(site) == 2.0
+
+
+def test_recompute_that_combines_more_often() -> None:
+    site = Site("Layer", "layers.0.moe")
+    forward, recompute = ac_moe.context_fn("combine")()
+    with forward:
+        combine_once(site, 1.0)
+    with recompute:
+        assert served(site) == 1.0
+        with pytest.raises(ac_moe.RecomputeCacheError) as caught:
+            claim(site)
+    assert str(caught.value) == (
+        "layers.0.moe: the recompute of a checkpointed block calls combine 2 times here, its forward kept 1. The block "
+        "must do the same in both: look for a condition that changed in between (a step counter, a cache, train/eval, "
+        "grad mode)."
+    )
+
+
+def test_recompute_within_its_own_forward_computes_what_is_not_there_yet() -> None:
+    site = Site("Layer")
+    forward, recompute = ac_moe.context_fn("combine")()
+    with forward:
+        combine_once(site, 1.0)
+        with recompute:
+            assert [served(site), served(site)] == [1.0, None]
+        combine_once(site, 2.0)
+    with recompute:
+        assert [served(site), served(site)] == [1.0, 2.0]
+
+
+def test_no_region_no_grad() -> None:
+    site = Site("Layer")
+    assert combine_once(site, 1.0) == Claim(None, [])
+    forward, _ = ac_moe.context_fn("combine")()
+    with forward, torch.no_grad():
+        assert combine_once(site, 1.0) == Claim(None, [])
+
+
+def test_inner_forward_in_an_outer_recompute_keeps_what_is_served() -> None:
+    site = Site("Layer")
+    made = ac_moe.context_fn("combine")
+    forward, recompute = made()
+    inner_forward, inner_recompute = made()
+    ac_moe.reset_stats()
+    with forward:
+        combine_once(site, 1.0)
+    with recompute, inner_forward:
+        assert served(site) == 1.0
+    with inner_recompute:
+        assert served(site) == 1.0
+    assert ac_moe.stats().stored == 1
+
+
+def test_entries_die_with_the_contexts() -> None:
+    before = ac_moe.stats().live_entries
+    forward, recompute = ac_moe.context_fn("combine")()
+    with forward:
+        combine_once(Site("Layer"), 1.0)
+    del forward
+    assert ac_moe.stats().live_entries == before + 1
+    del recompute
+    assert ac_moe.stats().live_entries == before
+
+
+def test_copies_of_a_site_are_other_sites() -> None:
+    site, named = Site("Layer"), Site("Layer", "layers.1")
+    for other in (copy.deepcopy(site), copy.copy(site), pickle.loads(pickle.dumps(site))):
+        assert other is not site
+        assert str(other) != str(site)
+    assert str(copy.deepcopy(named)) == "layers.1"
