@@ -1,6 +1,6 @@
 """What the recipes keep and compute on the device of this machine, with and without checkpointing and fused loss.
 
-    hatch run python tools/gpu_check.py --out gpu.json            # on a GPU: a Llama-3.2-1B shape, bf16, 8 x 2048 tokens
+    hatch run python tools/gpu_check.py --out gpu.json            # on a GPU: Llama-3.2-1B's shape, bf16, 8 x 2048
     hatch run python tools/gpu_check.py --out cpu.json --small    # the same table of a tiny model, anywhere
 
 Runs `ac-recipes train` once for every row, in a process of its own, and writes the losses, the peak memory and the
@@ -16,6 +16,10 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LLAMA_3_2_1B = {
     "model.config": "{model_type: llama, hidden_size: 2048, intermediate_size: 8192, num_hidden_layers: 16, "
@@ -45,7 +49,10 @@ def run(overrides: dict[str, str], folder: Path) -> dict[str, object]:
     settings = {"run.dir": str(folder), "checkpoint.enabled": "false", **overrides}
     flags = [f"--{name}={value}" for name, value in settings.items()]
     done = subprocess.run(
-        [sys.executable, "-m", "ac_recipes", "train", "default", "--json", *flags], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "ac_recipes", "train", "default", "--json", *flags],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         return {"failed": done.stderr[-2000:]}
@@ -60,6 +67,35 @@ def run(overrides: dict[str, str], folder: Path) -> dict[str, object]:
     }
 
 
+def loss_errors() -> dict[str, dict[str, float]]:
+    """Relative error of the fused loss and its gradients on this device against the fp64 reference."""
+    import torch
+
+    from ac_loss import linear_cross_entropy, reference
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    errors = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        hidden = torch.randn(1500, 256, device=device).to(dtype).requires_grad_()
+        weight = (torch.randn(5003, 256, device=device) * 0.05).to(dtype).requires_grad_()
+        labels = torch.randint(0, 5003, (1500,), device=device)
+        labels[::7] = -100
+        exact = [t.detach().double().requires_grad_() for t in (hidden, weight)]
+        loss, truth = linear_cross_entropy(hidden, weight, labels), reference.linear_cross_entropy(*exact, labels)
+        loss.backward()
+        truth.backward()
+        pairs = {"loss": (loss, truth), "hidden": (hidden.grad, exact[0].grad), "weight": (weight.grad, exact[1].grad)}
+        errors[str(dtype)] = {name: relative_error(ours, true) for name, (ours, true) in pairs.items()}
+    return errors
+
+
+def relative_error(ours: "Tensor", true: "Tensor") -> float:
+    """Norm of the difference over the norm of the truth."""
+    ours, true = ours.detach(), true.detach()
+    return ((ours.double() - true).norm() / true.norm()).item()
+
+
 def main() -> None:
     """Run every row and print the table."""
     import torch
@@ -71,10 +107,13 @@ def main() -> None:
     options = parser.parse_args()
     base = {**(TINY if options.small else LLAMA_3_2_1B), "step_scheduler.max_steps": options.steps}
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
-    result = {"device": device, "torch": torch.__version__, "settings": base, "rows": {}}
+    result = {"device": device, "torch": torch.__version__, "settings": base, "loss_errors": loss_errors(), "rows": {}}
+    for dtype, errors in result["loss_errors"].items():
+        print(f"loss against the fp64 reference, {dtype}: " + ", ".join(f"{k} {v:.1e}" for k, v in errors.items()))
     with tempfile.TemporaryDirectory() as folder:
         for name, (checkpointing, kind) in ROWS.items():
-            row = run({**base, "distributed.activation_checkpointing": checkpointing, "loss_fn.kind": kind}, Path(folder))
+            policy = {"distributed.activation_checkpointing": checkpointing, "loss_fn.kind": kind}
+            row = run({**base, **policy}, Path(folder))
             result["rows"][name] = row
             options.out.write_text(json.dumps(result, indent=1))
             if "failed" in row:

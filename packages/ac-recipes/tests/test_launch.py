@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+DIVERGING = ["--optimizer.lr=1e30", "--lr_scheduler.lr_warmup_steps=0", "--clip_grad_norm.max_norm=null"]
+
 
 def command(*arguments, **environment):
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
@@ -30,10 +32,7 @@ def outcome(process, timeout=120):
 
 
 def test_the_error_of_a_rank_is_shown_once(tiny_file):
-    code, out, err = outcome(
-        command("train", str(tiny_file), "--nproc-per-node", "2", "--optimizer.lr", "1e30", "--lr_scheduler.lr_warmup_steps", "0",
-                "--clip_grad_norm.max_norm", "null")
-    )  # fmt: skip
+    code, out, err = outcome(command("train", str(tiny_file), "--nproc-per-node", "2", *DIVERGING))
     assert code == 1, out + err
     assert len([line for line in err.splitlines() if "Try a smaller optimizer.lr" in line]) == 1, err
     assert err.startswith("ac-recipes: rank "), err

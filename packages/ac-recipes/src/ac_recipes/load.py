@@ -15,6 +15,4 @@ def load_recipe(name_or_path: str, overrides: Sequence[Override] = ()) -> Recipe
         UsageError: there is no such recipe.
         RecipeError: every mistake in it, with file, line and column.
     """
-    return read_recipe(
-        Recipe, find_recipe(name_or_path), overrides, targets=TARGETS, checks=[check_model_config]
-    )
+    return read_recipe(Recipe, find_recipe(name_or_path), overrides, targets=TARGETS, checks=[check_model_config])

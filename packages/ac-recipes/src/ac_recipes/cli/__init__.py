@@ -58,15 +58,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = _Parser(
-        prog="ac-recipes", description="Train language models with activation checkpointing that can be trusted.",
-        epilog=_OVERRIDES_HELP, allow_abbrev=False,
+        prog="ac-recipes",
+        description="Train language models with activation checkpointing that can be trusted.",
+        epilog=_OVERRIDES_HELP,
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"ac-recipes {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     known = {"--help", "-h"}
     for name, summary in VERBS.items():
-        verb = verbs.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.",
-                                epilog=_OVERRIDES_HELP, allow_abbrev=False)
+        verb = verbs.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            epilog=_OVERRIDES_HELP,
+            allow_abbrev=False,
+        )
         import_module(f"ac_recipes.cli.{name}").add_arguments(verb)
         verb.add_argument("--json", action="store_true", help="print one JSON object on standard output")
         known |= set(verb._option_string_actions)

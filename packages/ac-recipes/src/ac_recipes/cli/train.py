@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, overrides: Sequence[Override], arguments: list[str]) -> int:
     """Validate everything that can be, then train here or in the ranks that a launcher starts."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is loaded; docs/facts.md says why
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # before torch is loaded; docs/facts.md says why
     ranks = options.nproc_per_node
     if ranks is not None and ranks < 1:
         raise UsageError(f"--nproc-per-node: {ranks} is below 1")

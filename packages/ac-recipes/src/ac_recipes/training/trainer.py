@@ -246,9 +246,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint of this step."""
-        path = save_checkpoint(
-            self.run_folder.checkpoints, self.steps_done, self.model, self.optimizer, self.ranks
-        )
+        path = save_checkpoint(self.run_folder.checkpoints, self.steps_done, self.model, self.optimizer, self.ranks)
         self.console.line(f"step {self.steps_done}/{self.schedule.max_steps} | checkpoint {path}")
 
     def resume(self) -> None:
