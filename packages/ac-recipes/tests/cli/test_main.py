@@ -24,7 +24,7 @@ def run(capsys, *arguments):
         (["train", "default", "--nproc-per-node", "0"], "--nproc-per-node: 0 is below 1"),
         (["train", "default", "--nproc-per-node", "two"], "invalid int value: 'two'"),
         (["train", "default", "stray"], "unknown argument 'stray'"),
-        (["train", "default", "--nproc-per-node", "3"], "8 sequences cannot be shared evenly by 3 ranks"),
+        (["train", "default", "--nproc-per-node", "3"], "4 sequences cannot be shared evenly by 3 ranks"),
         (["train", "default", "--nproc-per-node", "2", "--dataset.text", "[gone.txt]"], "cannot read gone.txt"),
         (["train", "default", "--resume", "nowhere"], "nowhere is not the folder of a run"),
         (["check", "default", "--optimizer.lr"], "optimizer.lr: "),

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from ac_recipes.errors import RunError, UsageError
-from ac_recipes.launch import end_with_launcher, is_worker, launch_ranks, report_failure
+from ac_recipes.launch import end_rank, end_with_launcher, is_worker, launch_ranks, report_failure
 from ac_recipes.load import load_recipe
 from ac_recipes.reader import Override
 from ac_recipes.shipped import find_recipe
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], arguments: l
     if ranks is not None and ranks < 1:
         raise UsageError(f"--nproc-per-node: {ranks} is below 1")
     if is_worker():
-        return _train(options, overrides)
+        end_rank(_train(options, overrides))
     recipe = load_recipe(options.recipe, overrides)
     if ranks in (None, 1):
         return _train(options, overrides)

@@ -55,7 +55,8 @@ def _loss(recipe: Recipe) -> Row:
 def _batch(recipe: Recipe, plan: BatchPlan) -> list[Row]:
     schedule = recipe.step_scheduler
     size = str(schedule.global_batch_size)
-    shares = f"{plan.world_size} ranks x {plan.accumulation} accumulated x {plan.local}"
+    ranks = "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks"
+    shares = f"{ranks} x {plan.accumulation} accumulated x {plan.local}"
     shrunk = "" if plan.local == schedule.local_batch_size else "all that a rank has of a global batch"
     return [
         ("global batch", size, size, f"{shares} sequences of {recipe.dataset.sequence_length} tokens"),
