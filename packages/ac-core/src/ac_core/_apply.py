@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from ac_core._blocks import Block, BlockChoice, candidate_containers, find_blocks
+from ac_core._buffers import KeptBuffers
 from ac_core._cache import turn_cache_off, turn_cache_on
 from ac_core._contexts import ComposedContextFn, ContextFn
 from ac_core._forward import CheckpointedForward
@@ -70,14 +71,13 @@ def apply_activation_checkpointing(
         )
     found = find_blocks(model, blocks)
     taken, rows = _choose(model, found, config, chosen_by_caller=blocks is not None)
-    compose = _compose(context_fn)
     for block in taken:
         block.module.forward = CheckpointedForward(  # type: ignore[assignment]
             block.module,
             block.name,
             preserve_rng_state=config.preserve_rng_state,
             early_stop=config.early_stop,
-            context_fn=compose,
+            context_fn=_compose(block, context_fn),
         )
     notes = []
     if taken:
@@ -107,11 +107,12 @@ def _attached(model: nn.Module) -> list[tuple[nn.Module, CheckpointedForward]]:
     return [(module, forward) for module, forward in pairs if isinstance(forward, CheckpointedForward)]
 
 
-def _compose(context_fn: ContextFn | Iterable[ContextFn] | None) -> ContextFn | None:
-    if context_fn is None or callable(context_fn):
-        return context_fn
-    several = tuple(context_fn)
-    return ComposedContextFn(several) if several else None
+def _compose(block: Block, context_fn: ContextFn | Iterable[ContextFn] | None) -> ContextFn | None:
+    """What is entered around each run of a block: the caller's, inside what keeps the block's buffers right."""
+    several = [context_fn] if callable(context_fn) else list(context_fn or ())
+    if any(True for _ in block.module.buffers()) or any(None in m._buffers.values() for m in block.module.modules()):
+        several.insert(0, KeptBuffers(block.module, block.name))
+    return ComposedContextFn(several) if len(several) > 1 else next(iter(several), None)
 
 
 def _choose(
