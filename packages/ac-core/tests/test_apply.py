@@ -141,6 +141,17 @@ def test_positional_and_keyword_tensors_get_gradients(stack):
     assert scale.grad != 0
 
 
+@pytest.mark.parametrize("compiled_first", [True, False])
+def test_compiled_around_it_recomputes_and_gives_the_same_numbers(stack, train_step, assert_same_step, compiled_first):
+    model = stack()
+    if compiled_first:
+        model.compile(backend="aot_eager")
+    apply_activation_checkpointing(model)
+    if not compiled_first:
+        model.compile(backend="aot_eager")
+    assert_same_step(model, stack())
+
+
 def test_an_input_edited_in_place_is_an_error_and_not_a_wrong_gradient(stack):
     model = stack(depth=2)
     apply_activation_checkpointing(model)

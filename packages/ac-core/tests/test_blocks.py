@@ -98,6 +98,14 @@ def test_the_callers_choice_wins(choice):
     assert {b.why for b in found} == {"chosen by blocks="}
 
 
+@pytest.mark.parametrize("choice", [42, [Block, 42], {"a": 1}.values()], ids=["number", "list", "values"])
+def test_a_choice_that_is_none_is_refused(choice):
+    with pytest.raises(TypeError, match=r"blocks: (42|1) is not a module class, a glob"):
+        find_blocks(nn.Sequential(Block(), Block()), choice)
+    with pytest.raises(TypeError, match="model: str is not a"):
+        find_blocks("model")
+
+
 def test_a_chosen_block_inside_a_chosen_block_is_part_of_it():
     assert names(model(stages=nn.ModuleList([Stage(2)])), [Stage, Block]) == ["stages.0"]
 

@@ -1,6 +1,7 @@
 """Ranks are started, heard, and ended."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -54,6 +55,18 @@ def test_ranks_end_when_their_launcher_is_killed(tiny_file):
         time.sleep(0.2)
     assert not any(map(alive, workers))
     launcher.communicate()
+
+
+def test_ctrl_c_is_one_line_that_says_how_to_go_on(tiny_file):
+    launcher = command("train", str(tiny_file), "--nproc-per-node", "2", "--step_scheduler.max_steps", "100000")
+    while not (line := launcher.stdout.readline()).startswith("step "):
+        assert line, launcher.communicate()
+    launcher.send_signal(signal.SIGINT)
+    code, _, err = outcome(launcher, timeout=60)
+    assert code == 130
+    assert err.splitlines() == [
+        "ac-recipes: ended by SIGINT; ac-recipes train RECIPE --resume goes on from the last checkpoint"
+    ]
 
 
 def children(pid):

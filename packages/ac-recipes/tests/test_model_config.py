@@ -26,10 +26,18 @@ def test_an_unknown_architecture(tiny_file):
 
 
 @pytest.mark.parametrize(
-    ("setting", "message"), [("hidden_size=wide", "expected int"), ("hidden_size=33", "not a multiple of")]
+    ("setting", "message"),
+    [
+        ("model.config.hidden_size=wide", "model.config.hidden_size: expected int, got str"),
+        ("model.config.hidden_size=33", "model.config: The hidden size (33) is not a multiple of"),
+        ("model.config.dtype=bfloat16", "model.config.dtype: set model.dtype instead"),
+        ("model.config={model_type: gpt2, n_embd: 64, hidden_size: 32}", "'hidden_size' is another name of 'n_embd'"),
+        ("model.config.max_position_embeddings=8", "dataset.sequence_length: 16 tokens are more than the 8 positions"),
+        ("dataset.text=[gone.txt]", "dataset.text[0]: cannot read gone.txt: No such file"),
+    ],
 )
-def test_what_transformers_itself_refuses(tiny_file, setting, message):
-    assert message in mistakes(tiny_file, f"model.config.{setting}")
+def test_what_would_fail_or_mislead_later(tiny_file, setting, message):
+    assert message in mistakes(tiny_file, setting)
 
 
 def test_older_spellings_that_transformers_translates_are_fine(tiny_file):

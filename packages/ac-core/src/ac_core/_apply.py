@@ -65,11 +65,11 @@ def apply_activation_checkpointing(
         config = ActivationCheckpointingConfig(policy=config, scope=scope if scope is not None else "all")
     elif scope is not None:
         raise ValueError(f"scope: {scope!r} is given beside a config; put it in the config")
+    found = find_blocks(model, blocks)
     if _attached(model):
         raise ActivationCheckpointingError(
             "ac-core already checkpoints this model; call remove_activation_checkpointing(model) first"
         )
-    found = find_blocks(model, blocks)
     taken, rows = _choose(model, found, config, chosen_by_caller=blocks is not None)
     for block in taken:
         block.module.forward = CheckpointedForward(  # type: ignore[assignment]
@@ -174,10 +174,10 @@ def _in_scope(part: str, scope: Scope) -> bool:
 
 
 def _no_blocks(model: nn.Module, *, chosen_by_caller: bool) -> str:
-    if chosen_by_caller:
-        return f"blocks= matches no module of this {type(model).__name__}; compare it with model.named_modules()"
     containers = candidate_containers(model)
     hint = f"; candidates: {', '.join(containers[:8])}" if containers else ""
+    if chosen_by_caller:
+        return f"blocks= matches no module of this {type(model).__name__}{hint}"
     return (
         f"no block recognised in this {type(model).__name__}, so nothing would be checkpointed; say what its blocks "
         f"are with blocks=, a module class or a glob over names such as 'layers.*'{hint}"

@@ -51,9 +51,14 @@ def find_blocks(model: nn.Module, blocks: BlockChoice | Iterable[BlockChoice] | 
 
     Returns:
         The blocks; an empty list where no rule finds one.
+
+    Raises:
+        TypeError: `model` is no module, or `blocks` is none of these.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: {type(model).__name__} is not a torch.nn.Module")
     if blocks is not None:
-        choices = [blocks] if isinstance(blocks, str) or callable(blocks) else list(blocks)
+        choices = _choices(blocks)
         found = {name: (module, "chosen by blocks=") for name, module in _outermost(model, _any_of(choices))}
     else:
         declared = dict(_outermost(model, _is_checkpointing_layer))
@@ -75,6 +80,17 @@ def candidate_containers(model: nn.Module) -> list[str]:
         for name, module in model.named_modules()
         if name and isinstance(module, CONTAINERS) and len(module)
     ]
+
+
+def _choices(blocks: BlockChoice | Iterable[BlockChoice]) -> list[BlockChoice]:
+    several = [blocks] if isinstance(blocks, str) or callable(blocks) else blocks
+    choices = list(several) if isinstance(several, Iterable) else [several]
+    for choice in choices:
+        if not (isinstance(choice, str) or callable(choice)):
+            raise TypeError(
+                f"blocks: {choice!r} is not a module class, a glob over module names, or a predicate (name, module)"
+            )
+    return choices
 
 
 def _any_of(choices: list[BlockChoice]) -> Callable[[str, nn.Module], bool]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import is_grad_enabled, nn
-from torch.utils.checkpoint import checkpoint, noop_context_fn
+from torch.utils.checkpoint import checkpoint
 
 from ac_core._contexts import ContextFn
 from ac_core.errors import ActivationCheckpointingError
@@ -55,6 +55,8 @@ class CheckpointedForward:
             self._refuse_cache(name, value)
         # Keyword arguments travel as positional ones. So `checkpoint` saves their tensors as it saves all its inputs,
         # with a version check and through outer saved-tensor hooks, and no name collides with one of its own options.
+        # No `context_fn` rather than the one that does nothing: torch.compile can trace only the former.
+        contexts = {} if self.context_fn is None else {"context_fn": self.context_fn}
         return checkpoint(
             self._run,
             tuple(kwargs),
@@ -63,7 +65,7 @@ class CheckpointedForward:
             use_reentrant=False,
             preserve_rng_state=self.preserve_rng_state,
             early_stop=self.early_stop,
-            context_fn=self.context_fn or noop_context_fn,
+            **contexts,
         )
 
     def _run(self, names: tuple[str, ...], *values: Any) -> Any:

@@ -8,7 +8,7 @@ import time
 import uuid
 from typing import Any, NoReturn
 
-from ac_recipes.errors import RunError, UsageError
+from ac_recipes.errors import RunError, RunInterruptedError, UsageError
 
 _PARENT = "AC_RECIPES_LAUNCHER"
 
@@ -18,6 +18,11 @@ def is_worker() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def started_by_us() -> bool:
+    """Whether this process is a rank that `launch_ranks` has started."""
+    return _PARENT in os.environ and is_worker()
+
+
 def launch_ranks(arguments: list[str], nproc_per_node: int) -> None:
     """Run `ac-recipes ARGUMENTS` in `nproc_per_node` processes; returns when all have ended well.
 
@@ -25,6 +30,7 @@ def launch_ranks(arguments: list[str], nproc_per_node: int) -> None:
 
     Raises:
         UsageError: more ranks than GPUs, or a rank found that the run does not fit.
+        RunInterruptedError: a signal ended the run.
         RunError: a rank failed; the others were ended. The message is that of the first one that failed.
     """
     import torch
@@ -38,7 +44,9 @@ def launch_ranks(arguments: list[str], nproc_per_node: int) -> None:
     # Each rank would otherwise start a thread for every core.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc_per_node)))
     os.environ[_PARENT] = str(os.getpid())
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # it reports a failed rank at length
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # it reports a failed rank at length; we do so in a line
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -57,7 +65,7 @@ def launch_ranks(arguments: list[str], nproc_per_node: int) -> None:
             raise UsageError(_message(failure)) from error
         raise RunError(f"rank {rank}: {_message(failure)}; the other ranks were ended") from error
     except SignalException as error:
-        raise RunError(f"ended by {error.sigval.name}, and all ranks with it") from error
+        raise RunInterruptedError(error.sigval) from error
 
 
 def report_failure(error: BaseException) -> bool:
@@ -66,7 +74,7 @@ def report_failure(error: BaseException) -> bool:
     Returns:
         Whether there is such a launcher; if not, the caller shows the error itself.
     """
-    if _PARENT not in os.environ:
+    if not started_by_us():
         return False
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
@@ -88,7 +96,7 @@ def end_rank(code: int) -> NoReturn:
 def end_with_launcher() -> None:
     """In a rank that our launcher started: end when the launcher is gone. A launcher that is killed cannot end its
     ranks, and they would hold their memory and their port until a collective times out."""
-    if _PARENT not in os.environ:
+    if not started_by_us():
         return
     parent = int(os.environ[_PARENT])
 

@@ -1,12 +1,21 @@
 """The model section against transformers' own configuration classes."""
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any
 
 from ac_recipes.reader import Problem
 from ac_recipes.recipe import Recipe
+
+_SET_ELSEWHERE = {
+    "dtype": "model.dtype",
+    "torch_dtype": "model.dtype",
+    "attn_implementation": "model.attn_implementation",
+    "_attn_implementation": "model.attn_implementation",
+}
+"""Fields that transformers would take and the model section decides."""
 
 
 def check_model_config(recipe: Recipe) -> Iterator[Problem]:
@@ -27,10 +36,17 @@ def check_model_config(recipe: Recipe) -> Iterator[Problem]:
             suggestion=near[0] if near else None,
         )
         return
+    for name in sorted(_SET_ELSEWHERE.keys() & fields.keys()):
+        yield Problem(path=("model", "config", name), message=f"set {_SET_ELSEWHERE[name]} instead", at_key=True)
+    kind = CONFIG_MAPPING[model_type]
+    for name, other in getattr(kind, "attribute_map", {}).items():
+        if name in fields and other in fields:
+            message = f"{name!r} is another name of {other!r}, which is given too; give one"
+            yield Problem(path=("model", "config", name), message=message, at_key=True)
     try:
-        config = CONFIG_MAPPING[model_type](**{k: v for k, v in fields.items() if k != "model_type"})
+        config = kind(**{k: v for k, v in fields.items() if k != "model_type"})
     except Exception as error:  # noqa: BLE001 - whatever its validators raise is about these fields
-        yield Problem(path=("model", "config"), message=" ".join(str(error).split()))
+        yield _refused(error)
         return
     known = {field.name for field in dataclasses.fields(config)} | set(config.attribute_map)
     for name in _taken_silently(config, fields, known):
@@ -41,6 +57,24 @@ def check_model_config(recipe: Recipe) -> Iterator[Problem]:
             suggestion=near[0] if near else None,
             at_key=True,
         )
+    length, most = recipe.dataset.sequence_length, getattr(config, "max_position_embeddings", None)
+    if isinstance(most, int) and length > most > 0:
+        yield Problem(
+            path=("dataset", "sequence_length"),
+            message=f"{length} tokens are more than the {most} positions of the model; shorten the sequences, or raise "
+            "model.config.max_position_embeddings",
+        )
+
+
+def _refused(error: Exception) -> Problem:
+    """What a validator of transformers says, at the field it says it of, without the names of Python classes."""
+    text = " ".join(str(error).split())
+    field = re.match(r"Validation error for field '(\w+)': \w+: (.*)", text)
+    if field:
+        said = re.sub(r"^Field '\w+' ", "", field[2])
+        return Problem(path=("model", "config", field[1]), message=said)
+    said = re.sub(r"^Class validation error for validator '\w+': \w+: ", "", text)
+    return Problem(path=("model", "config"), message=said)
 
 
 def _taken_silently(config: Any, given: dict[str, Any], known: set[str]) -> list[str]:

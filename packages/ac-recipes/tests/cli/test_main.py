@@ -24,6 +24,8 @@ def run(capsys, *arguments):
         (["train", "default", "--nproc-per-node", "0"], "--nproc-per-node: 0 is below 1"),
         (["train", "default", "--nproc-per-node", "two"], "invalid int value: 'two'"),
         (["train", "default", "stray"], "unknown argument 'stray'"),
+        (["train", "default", "--lr", "1e-4"], "unknown argument '--lr'; did you mean '--optimizer.lr'?"),
+        (["train", "default", "--dataset.text", "book.txt"], "got 'book.txt'; write a list: [book.txt]"),
         (["train", "default", "--nproc-per-node", "3"], "4 sequences cannot be shared evenly by 3 ranks"),
         (["train", "default", "--nproc-per-node", "2", "--dataset.text", "[gone.txt]"], "cannot read gone.txt"),
         (["train", "default", "--resume", "nowhere"], "nowhere is not the folder of a run"),

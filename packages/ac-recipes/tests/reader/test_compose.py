@@ -44,6 +44,14 @@ import pytest
         ("extra: *b", ["r.yaml:1:8: extra: no anchor '&b' before this alias"]),
         ("model: [a\nseed: 1", ["r.yaml:2:5: not valid YAML: expected ',' or ']', but got ':'"]),
         ("model: a\n\tseed: 1", ["r.yaml:2:1: not valid YAML: a tab cannot indent; use spaces"]),
+        (
+            "model:\n  a: 1\n    b: 2\n   c: 3",
+            ["r.yaml:3:6: not valid YAML: mapping values are not allowed here"],
+        ),
+        (
+            "model: {}\n  seed: 1",
+            ["r.yaml:2:3: not valid YAML: this line is indented differently from the ones beside it"],
+        ),
         ("model: a: b", ["r.yaml:1:9: not valid YAML: mapping values are not allowed here"]),
         ('model: "\\UFFFFFFFF"', ["r.yaml:1:11: not valid YAML: Python int too large to convert to C int"]),
         ("", ["r.yaml:1:1: expected a mapping, got nothing"]),

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ac_loss import LossConfig
-from ac_recipes.errors import RunError
+from ac_recipes.errors import RunError, UsageError
 from ac_recipes.training.loss import attach_loss
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97}
@@ -53,13 +53,13 @@ def test_without_labels_there_are_logits():
     ],
 )
 def test_a_model_that_changes_its_logits_is_refused(model_type, fields):
-    with pytest.raises(RunError, match="changes the output of its head"):
+    with pytest.raises(UsageError, match="changes the output of its head"):
         attach_loss(build(model_type, **fields), LossConfig())
 
 
 def test_a_model_with_an_auxiliary_loss_is_refused():
     mixtral = build("mixtral", num_key_value_heads=4, num_local_experts=4, output_router_logits=True)
-    with pytest.raises(RunError, match="auxiliary loss"):
+    with pytest.raises(UsageError, match="auxiliary loss"):
         attach_loss(mixtral, LossConfig())
 
 

@@ -124,6 +124,60 @@ def test_a_batch_without_a_label_is_a_loss_of_zero(tiny, monkeypatch):
     assert set(losses(train(tiny(), "tiny")).values()) == {0.0}
 
 
+GPT2 = "model.config={model_type: gpt2, n_embd: 32, n_layer: 2, n_head: 4, n_positions: 64, DROPOUT}"
+DROPOUT = "resid_pdrop: 0.5, embd_pdrop: 0.5, attn_pdrop: 0.5"
+
+
+def test_validation_is_without_dropout_and_changes_nothing_of_the_training(tiny):
+    noisy = GPT2.replace("DROPOUT", DROPOUT)
+    quiet = GPT2.replace("DROPOUT", DROPOUT.replace("0.5", "0.0"))
+
+    def first_validation(result):
+        return next(x["validation_loss"] for x in RunFolder(result.run).read_metrics() if "validation_loss" in x)
+
+    often = train(tiny(noisy, "step_scheduler.val_every_steps=1"), "tiny")
+    never = train(tiny(noisy, "step_scheduler.val_every_steps=null"), "tiny")
+    assert losses(often) == losses(never)
+    assert first_validation(often) == first_validation(train(tiny(quiet), "tiny"))
+
+
+def test_dropout_is_the_same_with_checkpointing_on_and_off(tiny):
+    noisy = GPT2.replace("DROPOUT", DROPOUT)
+    off = tiny(noisy, "distributed.activation_checkpointing=false")
+    assert losses(train(tiny(noisy), "tiny")) == losses(train(off, "tiny"))
+
+
+def test_a_vocabulary_that_the_text_does_not_fill_is_shown(tiny, capsys):
+    train(tiny("tokenizer.vocab_size=5000", "step_scheduler.max_steps=1"), "tiny")
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("vocabulary")]
+    assert row.split()[1] == "5000"
+    assert int(row.split()[2]) < 5000
+    assert "no more merges" in row
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("model.config.num_hidden_layers=0", "distributed.activation_checkpointing: no block recognised"),
+        ("model.config.num_hidden_layers=-2", "model.config: "),
+        ("run.dir=/proc/nope", "run.dir: cannot make a folder in /proc/nope"),
+        ("run.dir=TEXT", "run.dir: cannot make a folder in"),
+        ("model.config={model_type: gpt2, n_embd: 32, n_layer: 1, n_head: 5}", "model.config: "),
+    ],
+)
+def test_what_cannot_be_built_is_one_line(tiny, text_file, setting, message):
+    with pytest.raises(UsageError) as caught:
+        train(tiny(setting.replace("TEXT", str(text_file))), "tiny")
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_resuming_a_finished_run_says_that_nothing_is_left(tiny, capsys):
+    result = train(tiny(), "tiny")
+    train(tiny(), "tiny", resume=result.run)
+    assert "nothing left to do: step_scheduler.max_steps is 6; raise it" in capsys.readouterr().out
+
+
 def test_bfloat16_trains(tiny):
     result = losses(train(tiny("model.dtype=bfloat16"), "tiny"))
     assert result[6] < result[1]

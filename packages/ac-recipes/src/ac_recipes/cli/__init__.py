@@ -6,6 +6,7 @@ traceback. The verbs import torch themselves, so that `--help` is instant.
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,8 +15,10 @@ from importlib import import_module
 from typing import NoReturn
 
 from ac_recipes import __version__
-from ac_recipes.errors import RunError, UsageError
-from ac_recipes.reader import RecipeError, split_overrides
+from ac_recipes.errors import RunError, RunInterruptedError, UsageError
+from ac_recipes.launch import started_by_us
+from ac_recipes.reader import RecipeError, homes_of, split_overrides
+from ac_recipes.recipe import Recipe
 
 VERBS = {
     "train": "train a recipe",
@@ -49,8 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(json.dumps({"error": str(error)}))
         return error.exit_code
     except KeyboardInterrupt:
-        print("ac-recipes: interrupted", file=sys.stderr)
-        return 130
+        interrupted = RunInterruptedError(signal.SIGINT)
+        if not started_by_us():  # a rank is silent: its launcher says it once
+            print(f"ac-recipes: {interrupted}", file=sys.stderr)
+        return interrupted.exit_code
     except BrokenPipeError:  # the reader of our output, such as `head`, has what it wants
         sys.stdout = None  # type: ignore[assignment]
         return 0
@@ -79,7 +84,15 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         known |= set(verb._option_string_actions)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        near = get_close_matches(unknown[0].partition("=")[0], known, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else f". {_OVERRIDES_HELP}"
-        raise UsageError(f"unknown argument '{unknown[0]}'{hint}")
+        raise UsageError(f"unknown argument '{unknown[0]}'{_hint(unknown[0].partition('=')[0], known)}")
     return options
+
+
+def _hint(flag: str, known: set[str]) -> str:
+    """What was probably meant: a flag, or a field of the recipe without its section."""
+    if near := get_close_matches(flag, known, n=1, cutoff=0.7):
+        return f"; did you mean '{near[0]}'?"
+    homes = homes_of(flag.removeprefix("--"), Recipe) if flag.startswith("--") else []
+    if homes:
+        return f"; did you mean '--{'.'.join((*homes[0], flag.removeprefix('--')))}'?"
+    return f". {_OVERRIDES_HELP}"

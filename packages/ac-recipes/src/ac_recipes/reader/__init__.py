@@ -15,6 +15,7 @@ from ac_recipes.reader.mistakes import COMMAND_LINE, Mistake, RecipeError
 from ac_recipes.reader.overrides import Override, split_overrides
 from ac_recipes.reader.plain import dump, to_plain
 from ac_recipes.reader.read import Problem, read_recipe
+from ac_recipes.reader.schema import homes_of
 
 __all__ = [
     "COMMAND_LINE",
@@ -23,6 +24,7 @@ __all__ = [
     "Problem",
     "RecipeError",
     "dump",
+    "homes_of",
     "read_recipe",
     "split_overrides",
     "to_plain",

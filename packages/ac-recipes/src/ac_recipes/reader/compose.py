@@ -82,7 +82,10 @@ def _events(text: str, locate: Locate) -> Iterator[yaml.Event]:
         mark = error.problem_mark or error.context_mark or loader.get_mark()
         if text[mark.index : mark.index + 1] == "\t":
             raise _UnreadableError(locate(mark), "not valid YAML: a tab cannot indent; use spaces") from None
-        raise _UnreadableError(locate(mark), f"not valid YAML: {one_line(error.problem or str(error))}") from None
+        problem = one_line(error.problem or str(error))
+        if problem.startswith("expected <block end>, but found '<block"):
+            problem = "this line is indented differently from the ones beside it"
+        raise _UnreadableError(locate(mark), f"not valid YAML: {problem}") from None
     except (ValueError, OverflowError) as error:
         # PyYAML lets errors of chr() and int() through, as for "\UFFFFFFFF"
         raise _UnreadableError(locate(loader.get_mark()), f"not valid YAML: {one_line(str(error))}") from None

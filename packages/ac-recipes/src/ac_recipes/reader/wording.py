@@ -71,6 +71,9 @@ def _remedy(shape: Shape, node: ScalarNode) -> str | None:
     if not node.plain:
         reads_unquoted = read_scalar(shape, ScalarNode(node.place, node.text, plain=True)) is not UNREAD
         return "remove the quotes" if reads_unquoted else None
+    of_strings = any(option.item is str for option in shape.lists)
+    if of_strings and kind_of(node.text) is Kind.STRING and not _meant(shape, node.text):
+        return f"write a list: [{node.text}]"
     reason = doubt(node.text)
     reasons = [reason] if reason else []
     if shape.string or shape.anything:

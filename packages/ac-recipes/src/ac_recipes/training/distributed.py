@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ac_core import (
     ActivationCheckpointingConfig,
+    ActivationCheckpointingError,
     DDPConfig,
     FSDP2Config,
     MegatronFSDPConfig,
@@ -64,8 +65,14 @@ class DistributedSetup:
         """Checkpoint the blocks of `model` and wrap it for `ranks`. The model must be on its device.
 
         One process has nothing to shard and no gradient to average, so there the model is not wrapped.
+
+        Raises:
+            UsageError: checkpointing cannot be what was asked for.
         """
-        report = apply_activation_checkpointing(model, self.config.checkpointing)
+        try:
+            report = apply_activation_checkpointing(model, self.config.checkpointing)
+        except ActivationCheckpointingError as error:
+            raise UsageError(f"distributed.activation_checkpointing: {error}") from error
         if ranks.world_size == 1:
             return model, report
         if isinstance(self.config, DDPConfig):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ac_loss import LossConfig, linear_cross_entropy, reference
-from ac_recipes.errors import RunError
+from ac_recipes.errors import RunError, UsageError
 
 # NOTE [ The loss inside the head's forward ]
 # The fused loss needs the hidden states and the head's weight. `HeadLoss` computes it as the forward of the head, for
@@ -68,25 +68,30 @@ def attach_loss(model: nn.Module, config: LossConfig) -> HeadLoss:
     """Put a `HeadLoss` on the head of a Hugging Face causal language model.
 
     Raises:
-        RunError: this model's loss is more than the cross-entropy of its head's output. That is proven by a forward
+        UsageError: this model's loss is more than the cross-entropy of its head's output. That is proven by a forward
             over two tokens and not looked up: what the head returns must be what the model returns.
     """
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if not isinstance(head, nn.Linear):
-        raise RunError(f"{type(model).__name__} has no nn.Linear over the vocabulary to compute the loss in")
+        raise UsageError(f"{type(model).__name__} has no nn.Linear over the vocabulary to compute the loss in")
     returned: list[Tensor] = []
     handle = head.register_forward_hook(lambda _module, _inputs, output: returned.append(output))
     was_training = model.training
     try:
         with torch.no_grad(), torch.random.fork_rng():
             output = model.eval()(input_ids=torch.zeros(1, 2, dtype=torch.long, device=head.weight.device))
+    except Exception as error:  # whatever the model raises: it cannot run on the simplest input there is
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise UsageError(
+            f"model.config: this {type(model).__name__} does not run on two tokens: {reason[:300]}"
+        ) from error
     finally:
         handle.remove()
         model.train(was_training)
     if getattr(output, "aux_loss", None) is not None:
-        raise RunError(f"{type(model).__name__} adds an auxiliary loss, which this version cannot train")
-    if len(returned) != 1 or output.logits is not returned[0]:
-        raise RunError(
+        raise UsageError(f"{type(model).__name__} adds an auxiliary loss, which this version cannot train")
+    if len(returned) != 1 or getattr(output, "logits", None) is not returned[0]:
+        raise UsageError(
             f"{type(model).__name__} changes the output of its head (a softcap, a scale or a cast), so a loss computed "
             "in the head would differ from the model's own; this version cannot train it"
         )

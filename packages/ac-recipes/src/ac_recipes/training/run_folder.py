@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from ac_recipes.errors import UsageError
 from ac_recipes.reader import dump
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.checkpoint import whole_checkpoints
@@ -20,14 +21,22 @@ class RunFolder:
 
     @classmethod
     def create(cls, parent: Path, name: str, recipe: Recipe) -> "RunFolder":
-        """A new folder `parent/name-TIME`, with the resolved recipe in it."""
+        """A new folder `parent/name-TIME`, with the resolved recipe in it.
+
+        Raises:
+            UsageError: it cannot be made.
+        """
         stem = f"{name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
         for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
             path = parent / f"{stem}{suffix}"
             try:
                 path.mkdir(parents=True)
             except FileExistsError:
-                continue
+                if parent.is_dir():
+                    continue
+                raise UsageError(f"run.dir: {parent} is not a folder") from None
+            except OSError as error:
+                raise UsageError(f"run.dir: cannot make a folder in {parent}: {error.strerror or error}") from error
             break
         run = cls(path)
         run.write_recipe(recipe)

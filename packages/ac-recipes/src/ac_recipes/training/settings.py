@@ -1,15 +1,26 @@
 """The rows of the asked -> applied table."""
 
 import torch
+from tokenizers import Tokenizer
 
 from ac_core import Report
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.batches import BatchPlan
 from ac_recipes.training.console import Row
+from ac_recipes.training.memory import PeakMemory
 from ac_recipes.training.ranks import Ranks
+from ac_recipes.training.text import Sequences
 
 
-def settings_table(recipe: Recipe, report: Report, plan: BatchPlan, ranks: Ranks, memory_source: str) -> list[Row]:
+def settings_table(  # noqa: PLR0917 - one argument for every part of the run that a row speaks of
+    recipe: Recipe,
+    report: Report,
+    plan: BatchPlan,
+    ranks: Ranks,
+    tokenizer: Tokenizer,
+    sequences: Sequences,
+    memory: PeakMemory,
+) -> list[Row]:
     """Every setting that decides what the run computes and keeps: asked, applied, and why or how."""
     total = sum(len(group.blocks) for group in report.groups)
     applied = {group.applied for group in report.groups if group.applied != "none"}
@@ -31,9 +42,12 @@ def settings_table(recipe: Recipe, report: Report, plan: BatchPlan, ranks: Ranks
         for group in report.groups
     ]
     rows += [("  ", "", "", note) for note in report.notes]
-    rows += [_strategy(recipe, ranks), _loss(recipe), *_batch(recipe, plan)]
+    rows += [_strategy(recipe, ranks), _loss(recipe), *_batch(recipe, plan), _vocabulary(recipe, tokenizer)]
+    held_out = f"{len(sequences.train)} sequences, {len(sequences.validation)} held out"
+    text = recipe.dataset.text if isinstance(recipe.dataset.text, str) else f"{len(recipe.dataset.text)} files"
+    rows.append(("text", text, text, held_out))
     device = f"{torch.get_num_threads()} threads" if ranks.device.type == "cpu" else torch.cuda.get_device_name()
-    rows.append(("device", "auto", ranks.device.type, f"{device}; mem = {memory_source}"))
+    rows.append(("device", "auto", ranks.device.type, f"{device}; mem = {memory.source}"))
     rows.append(("dtype", recipe.model.dtype, recipe.model.dtype, "parameters, gradients and computation"))
     return rows
 
@@ -43,6 +57,12 @@ def _strategy(recipe: Recipe, ranks: Ranks) -> Row:
     if ranks.world_size == 1:
         return ("strategy", asked, "none", "one process: nothing to shard and no gradient to average")
     return ("strategy", asked, asked, f"{ranks.world_size} ranks")
+
+
+def _vocabulary(recipe: Recipe, tokenizer: Tokenizer) -> Row:
+    asked, applied = recipe.tokenizer.vocab_size, tokenizer.get_vocab_size()
+    why = "" if applied == asked else "the text gives no more merges"
+    return ("vocabulary", str(asked), str(applied), why)
 
 
 def _loss(recipe: Recipe) -> Row:

@@ -1,7 +1,6 @@
 """From text to training sequences: documents, tokenizer, token windows."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from ac_recipes.errors import UsageError
 from ac_recipes.recipe import DatasetConfig
+from ac_recipes.text_files import read_text
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -23,15 +23,7 @@ def read_documents(config: DatasetConfig) -> list[str]:
         from pydoc_data.topics import topics
 
         return [topics[name] for name in sorted(topics)]
-    documents = []
-    for name in config.text:
-        try:
-            documents.append(Path(name).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UsageError(f"dataset.text: cannot read {name}: {error.strerror or error}") from error
-        except UnicodeDecodeError as error:
-            raise UsageError(f"dataset.text: {name} is not UTF-8 text (byte {error.start})") from error
-    return documents
+    return [read_text(name) for name in config.text]
 
 
 def train_tokenizer(documents: list[str], vocab_size: int) -> Tokenizer:

@@ -17,7 +17,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ac_core import Report
 from ac_recipes.errors import RunError
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.batches import BatchPlan, GlobalOrder
@@ -82,6 +81,9 @@ def train(recipe: Recipe, name: str, *, resume: Path | None = None, to_stderr: b
         model, report = DistributedSetup(recipe.distributed).apply(model, ranks)
         optimizer = build_optimizer(model.parameters(), recipe.optimizer)
         torch.manual_seed(recipe.rng.seed + ranks.rank)  # what the run draws from here on differs between ranks
+        memory = PeakMemory(ranks.device)
+        console.asked_applied(settings_table(recipe, report, plan, ranks, tokenizer, sequences, memory))
+        console.line(f"run folder {run.path}")
         trainer = Trainer(
             recipe=recipe,
             plan=plan,
@@ -92,7 +94,7 @@ def train(recipe: Recipe, name: str, *, resume: Path | None = None, to_stderr: b
             head_loss=head_loss,
             optimizer=optimizer,
             sequences=sequences,
-            report=report,
+            memory=memory,
         )
         return trainer.run(resumed=resume is not None)
 
@@ -135,17 +137,15 @@ class Trainer:
     head_loss: HeadLoss
     optimizer: Optimizer
     sequences: Sequences
-    report: Report
+    memory: PeakMemory
     steps_done: int = 0
 
     def __post_init__(self) -> None:
         self.schedule = self.recipe.step_scheduler
         self.order = GlobalOrder(len(self.sequences.train), self.schedule.global_batch_size, self.recipe.rng.seed)
-        self.memory = PeakMemory(self.ranks.device)
 
     def run(self, *, resumed: bool) -> Result:
         """Train to the last step."""
-        self.show_settings()
         if resumed:
             self.resume()
         validation_loss = self.validate() if self.steps_done == 0 else None
@@ -224,12 +224,16 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self) -> float | None:
-        """Mean loss a token over the held-out sequences, divided among the ranks; None where nothing is held out."""
+        """Mean loss a token over the held-out sequences, without dropout; None where nothing is held out.
+
+        It draws no random numbers, so that how often it runs changes nothing of the training.
+        """
         held_out = self.sequences.validation
         if not len(held_out):
             return None
         total = tokens = 0.0
         size = self.plan.local
+        self.model.eval()
         # Every rank makes the same number of forwards, since FSDP2's are collective; the last may be empty of labels.
         for start in range(0, len(held_out), size * self.ranks.world_size):
             rows = torch.arange(start + self.ranks.rank * size, start + (self.ranks.rank + 1) * size)
@@ -238,6 +242,7 @@ class Trainer:
             labels[rows >= len(held_out)] = self.recipe.loss_fn.ignore_index
             total += self.forward(window[:, :-1], labels, 1).item()
             tokens += int((labels != self.recipe.loss_fn.ignore_index).sum())
+        self.model.train()
         mean = self.ranks.sum(total) / self.ranks.sum(tokens)
         self.console.line(f"step {self.steps_done}/{self.schedule.max_steps} | validation loss {mean:.4f}")
         if self.ranks.is_first:
@@ -259,13 +264,12 @@ class Trainer:
         self.steps_done = newest.step
         if self.ranks.is_first:
             self.run_folder.drop_metrics_after(newest.step)
-        note = "" if with_rng else f" (random numbers restart: saved by {newest.world_size} ranks)"
+        note = "" if with_rng else " (random numbers restart: it was saved on another number of ranks)"
         self.console.line(f"resumed from {newest.path}, {newest.step} steps done{note}")
-
-    def show_settings(self) -> None:
-        """The table that every run begins with."""
-        self.console.line(f"run folder {self.run_folder.path}")
-        self.console.asked_applied(settings_table(self.recipe, self.report, self.plan, self.ranks, self.memory.source))
+        if newest.step >= self.schedule.max_steps:
+            self.console.line(
+                f"nothing left to do: step_scheduler.max_steps is {self.schedule.max_steps}; raise it to go on"
+            )
 
     def log(self, loss: float, grad_norm: float, rate: float, label_tokens: int, seconds: float) -> None:
         """One line of metrics a step; one printed line every `log_every_steps`."""
