@@ -84,7 +84,7 @@ def apply_activation_checkpointing(
         configs = turn_cache_off(model)
         setattr(model, _RECORD, _Applied(configs))
         if configs:
-            notes.append(f"key/value cache turned off for training (use_cache=False on {len(configs)} configs)")
+            notes.append(f"key/value cache turned off for training (use_cache=False on {len(configs)} config{'s' * (len(configs) > 1)})")
     scopes = (config.scope,) if isinstance(config.scope, str) else config.scope
     return Report(str(config.policy), scopes, group_blocks(rows), tuple(notes))
 
