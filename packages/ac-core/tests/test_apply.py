@@ -45,10 +45,13 @@ def test_dropout_draws_the_same_mask(stack, assert_same_step):
     assert_same_step(stack(dropout=0.5), model)
 
 
-def test_an_active_dropout_needs_its_rng(stack, assert_same_step):
+def test_a_block_that_draws_random_numbers_needs_its_rng(stack, assert_same_step):
     config = ActivationCheckpointingConfig(preserve_rng_state=False)
-    with pytest.raises(ActivationCheckpointingError, match=r"active dropout 'layers\.0\.dropout\.p'"):
-        apply_activation_checkpointing(stack(dropout=0.5), config)
+    noisy = stack(dropout=0.5).eval()
+    apply_activation_checkpointing(noisy, config)
+    noisy(torch.arange(6))
+    with pytest.raises(ActivationCheckpointingError, match=r"block 'layers\.0' draws random numbers"):
+        noisy.train()(torch.arange(6))
     model = stack(dropout=0.0)
     apply_activation_checkpointing(model, config)
     assert_same_step(stack(), model)
@@ -152,6 +155,46 @@ def test_compiled_around_it_recomputes_and_gives_the_same_numbers(stack, train_s
     assert_same_step(model, stack())
 
 
+def test_a_parameter_edited_between_forward_and_backward_is_an_error(stack):
+    model = stack()
+    apply_activation_checkpointing(model)
+    loss = model(torch.arange(6)).sum()
+    with torch.no_grad():
+        model.layers[1].up.weight.add_(1)
+    with pytest.raises(ActivationCheckpointingError, match=r"'up\.weight' of block 'layers\.1' was modified in place"):
+        loss.backward()
+
+
+def test_functional_call_is_an_error_and_not_a_wrong_gradient(stack):
+    model = stack()
+    apply_activation_checkpointing(model)
+    values = {n: (p.detach() * 1.1).requires_grad_() for n, p in model.named_parameters()}
+    out = torch.func.functional_call(model, values, (torch.arange(6),)).sum()
+    with pytest.raises(ActivationCheckpointingError, match="is another tensor since the forward"):
+        torch.autograd.grad(out, list(values.values()))
+
+
+def test_blocks_shared_by_two_lists_are_checkpointed_once(stack, assert_same_step):
+    def tied():
+        model = stack(depth=2)
+        model.again = nn.ModuleList(model.layers)
+        return model
+
+    model = tied()
+    report = apply_activation_checkpointing(model)
+    assert report.applied_blocks == ("layers.0", "layers.1")
+    assert_same_step(model, tied())
+    remove_activation_checkpointing(model)
+    assert "forward" not in vars(model.layers[0])
+
+
+def test_a_context_fn_that_is_none_is_refused_and_nothing_changed(stack):
+    model = stack()
+    with pytest.raises(TypeError, match="context_fn: 5 is not callable"):
+        apply_activation_checkpointing(model, context_fn=[5])
+    assert "forward" not in vars(model.layers[0])
+
+
 def test_an_input_edited_in_place_is_an_error_and_not_a_wrong_gradient(stack):
     model = stack(depth=2)
     apply_activation_checkpointing(model)
@@ -234,8 +277,18 @@ def test_frozen_towers_are_left_out_with_a_reason():
     report = apply_activation_checkpointing(model)
     assert report.applied_blocks == ("language_model.layers.0", "language_model.layers.1")
     assert [g.reason for g in report.groups if g.part == "vision"] == [
-        "frozen: it needs no gradient, so it saves nothing"
+        "frozen: nothing in this part needs a gradient, so it saves nothing"
     ]
+
+
+def test_a_frozen_tower_behind_a_trainable_embedding_is_checkpointed():
+    def tower():
+        layers = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16) for _ in range(2))
+        return nn.ModuleDict({"embed": nn.Linear(4, 8), "layers": layers})
+
+    model = nn.ModuleDict({"vision_tower": tower(), "language_model": tower()})
+    model["vision_tower"]["layers"].requires_grad_(False)
+    assert len(apply_activation_checkpointing(model).applied_blocks) == 4
 
 
 def test_two_ways_of_scoping():

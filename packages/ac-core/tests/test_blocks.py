@@ -98,12 +98,18 @@ def test_the_callers_choice_wins(choice):
     assert {b.why for b in found} == {"chosen by blocks="}
 
 
-@pytest.mark.parametrize("choice", [42, [Block, 42], {"a": 1}.values()], ids=["number", "list", "values"])
+@pytest.mark.parametrize("choice", [42, [Block, 42], Block(), [Block()]], ids=["number", "list", "module", "modules"])
 def test_a_choice_that_is_none_is_refused(choice):
-    with pytest.raises(TypeError, match=r"blocks: (42|1) is not a module class, a glob"):
+    with pytest.raises(TypeError, match=r"blocks: (int|Block) is not a module class, a glob"):
         find_blocks(nn.Sequential(Block(), Block()), choice)
     with pytest.raises(TypeError, match="model: str is not a"):
         find_blocks("model")
+
+
+def test_the_model_is_no_block_of_itself_and_lazy_modules_are_looked_at():
+    assert names(nn.Sequential(Block(), Block()), "*") == ["0", "1"]
+    lazy = nn.ModuleList(nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 4)) for _ in range(2))
+    assert names(model(layers=lazy)) == ["layers.0", "layers.1"]
 
 
 def test_a_chosen_block_inside_a_chosen_block_is_part_of_it():

@@ -90,17 +90,77 @@ def test_a_copy_has_its_own_buffers():
     assert twin[0].norm.num_batches_tracked == 3
 
 
-def test_a_buffer_that_begins_to_change_later_is_an_error_and_not_a_guess():
-    class Late(MovingAverageBlock):
-        steps = 0
+class Late(nn.Module):
+    """Writes a matrix buffer in place, or puts another one in, from its third forward on."""
+
+    def __init__(self, replace):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.register_buffer("mask", torch.eye(8))
+        self.register_buffer("forwards", torch.zeros(()))
+        self.replace = replace
+
+    def forward(self, x):
+        self.forwards.add_(1)
+        y = x + self.down(self.up(x).sin()) @ self.mask.clone()
+        if self.forwards > 2:
+            if self.replace:
+                self.mask = self.mask * 0.5
+            else:
+                self.mask.mul_(0.5)
+        return y
+
+
+def test_a_buffer_that_is_replaced_later_is_exact():
+    plain, model = (nn.Sequential(Late(True), Late(True)) for _ in range(2))
+    model.load_state_dict(plain.state_dict())
+    apply_activation_checkpointing(model)
+    expected, got = run(plain, steps=4), run(model, steps=4)
+    assert [name for name in expected if not torch.equal(expected[name], got[name])] == []
+
+
+def test_a_buffer_that_begins_to_change_in_place_later_is_an_error_and_not_a_guess():
+    model = nn.Sequential(Late(False), Late(False))
+    apply_activation_checkpointing(model)
+    with pytest.raises(ActivationCheckpointingError, match=r"block '0' changed its buffer 'mask'"):
+        run(model, steps=4)
+
+
+def test_one_buffer_under_two_names_stays_one():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+            self.writer, self.reader = nn.Module(), nn.Module()
+            step = torch.ones(())
+            self.writer.register_buffer("step", step)
+            self.reader.register_buffer("step", step)
 
         def forward(self, x):
-            Late.steps += 1
-            if Late.steps > 4:
-                self.constant.add_(1)
-            return super().forward(x)
+            self.writer.step.add_(1)
+            return x + self.down(self.up(x).sin()) * self.reader.step.clone()
 
-    model = build(Late)
+    plain, model = build(Shared), build(Shared)
     apply_activation_checkpointing(model)
-    with pytest.raises(ActivationCheckpointingError, match=r"block '0' changed its buffer 'constant'"):
-        run(model)
+    expected, got = run(plain), run(model)
+    assert [name for name in expected if not torch.equal(expected[name], got[name])] == []
+
+
+def test_a_functional_batch_norm_whose_first_forward_was_in_eval():
+    class Functional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+            self.register_buffer("mean", torch.zeros(8))
+            self.register_buffer("var", torch.ones(8))
+
+        def forward(self, x):
+            normed = nn.functional.batch_norm(x, self.mean, self.var, training=self.training)
+            return x + self.down(self.up(normed).relu())
+
+    plain, model = build(Functional), build(Functional)
+    apply_activation_checkpointing(model)
+    for m in (plain, model):
+        run(m.eval(), steps=1)
+    expected, got = run(plain.train()), run(model.train())
+    assert [name for name in expected if not torch.equal(expected[name], got[name])] == []

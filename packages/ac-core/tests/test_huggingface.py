@@ -143,11 +143,20 @@ def test_hugging_faces_own_checkpointing_is_detected_before_and_after():
         step(model)
 
 
-def test_attention_dropout_given_as_a_number_is_seen():
-    with pytest.raises(ActivationCheckpointingError, match="attention_dropout"):
-        apply_activation_checkpointing(
-            llama(attention_dropout=0.1), ActivationCheckpointingConfig(preserve_rng_state=False)
-        )
+def test_attention_dropout_is_seen_without_preserved_random_numbers():
+    model = llama(attention_dropout=0.1)
+    apply_activation_checkpointing(model, ActivationCheckpointingConfig(preserve_rng_state=False))
+    with pytest.raises(ActivationCheckpointingError, match="draws random numbers"):
+        step(model)
+
+
+def test_a_cache_passed_by_position_is_an_error_too():
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=128))
+    apply_activation_checkpointing(model)
+    ids = torch.arange(12).reshape(1, 12)
+    with pytest.raises(ActivationCheckpointingError, match="key/value cache"):
+        model(input_ids=ids, labels=ids, past_key_values=transformers.DynamicCache())
 
 
 def test_a_model_pickles_and_goes_on(tmp_path):

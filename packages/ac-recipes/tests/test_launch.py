@@ -57,6 +57,33 @@ def test_ranks_end_when_their_launcher_is_killed(tiny_file):
     launcher.communicate()
 
 
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"WORLD_SIZE": "2"}, "the environment has WORLD_SIZE but not MASTER_ADDR, MASTER_PORT, RANK"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+            "--nproc-per-node: another launcher has started this process already",
+        ),
+    ],
+)
+def test_a_stray_launcher_environment_is_refused(tiny_file, environment, message):
+    code, out, err = outcome(command("train", str(tiny_file), "--nproc-per-node", "2", **environment))
+    assert (code, out) == (2, "")
+    assert err.startswith(f"ac-recipes: {message}")
+
+
+def test_training_goes_on_when_the_reader_of_its_output_leaves(tiny_file):
+    process = command("train", str(tiny_file))
+    process.stdout.readline()
+    process.stdout.close()
+    process.stdout = None
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    (run,) = (tiny_file.parent / "runs").iterdir()
+    assert (run / "checkpoints" / "step-00000006").is_dir()
+
+
 def test_ctrl_c_is_one_line_that_says_how_to_go_on(tiny_file):
     launcher = command("train", str(tiny_file), "--nproc-per-node", "2", "--step_scheduler.max_steps", "100000")
     while not (line := launcher.stdout.readline()).startswith("step "):

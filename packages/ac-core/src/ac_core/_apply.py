@@ -13,7 +13,7 @@ from ac_core._buffers import KeptBuffers
 from ac_core._cache import turn_cache_off, turn_cache_on
 from ac_core._contexts import ComposedContextFn, ContextFn
 from ac_core._forward import CheckpointedForward
-from ac_core._parts import LANGUAGE
+from ac_core._parts import LANGUAGE, part_of
 from ac_core._report import BlockGroup, Report, group_blocks
 from ac_core.config import ActivationCheckpointingConfig, PolicyName, Scope
 from ac_core.errors import ActivationCheckpointingError
@@ -59,7 +59,7 @@ def apply_activation_checkpointing(
     Raises:
         ValueError: a setting has no such value.
         ActivationCheckpointingError: no block is recognised, the scope holds none, checkpointing is already on (ours or
-            another tool's), or `preserve_rng_state=False` meets an active dropout. With `strict=False` these warn.
+            another tool's). With `strict=False` these warn.
     """
     if not isinstance(config, ActivationCheckpointingConfig):
         config = ActivationCheckpointingConfig(policy=config, scope=scope if scope is not None else "all")
@@ -71,20 +71,22 @@ def apply_activation_checkpointing(
             "ac-core already checkpoints this model; call remove_activation_checkpointing(model) first"
         )
     taken, rows = _choose(model, found, config, chosen_by_caller=blocks is not None)
-    for block in taken:
+    contexts = [_compose(block, context_fn) for block in taken]
+    for block, context in zip(taken, contexts, strict=True):
         block.module.forward = CheckpointedForward(  # type: ignore[assignment]
             block.module,
             block.name,
             preserve_rng_state=config.preserve_rng_state,
             early_stop=config.early_stop,
-            context_fn=_compose(block, context_fn),
+            context_fn=context,
         )
     notes = []
     if taken:
         configs = turn_cache_off(model)
         setattr(model, _RECORD, _Applied(configs))
         if configs:
-            notes.append(f"key/value cache turned off for training (use_cache=False on {len(configs)} config{'s' * (len(configs) > 1)})")
+            plural = "s" if len(configs) > 1 else ""
+            notes.append(f"key/value cache turned off for training (use_cache=False on {len(configs)} config{plural})")
     scopes = (config.scope,) if isinstance(config.scope, str) else config.scope
     return Report(str(config.policy), scopes, group_blocks(rows), tuple(notes))
 
@@ -110,6 +112,9 @@ def _attached(model: nn.Module) -> list[tuple[nn.Module, CheckpointedForward]]:
 def _compose(block: Block, context_fn: ContextFn | Iterable[ContextFn] | None) -> ContextFn | None:
     """What is entered around each run of a block: the caller's, inside what keeps the block's buffers right."""
     several = [context_fn] if callable(context_fn) else list(context_fn or ())
+    for function in several:
+        if not callable(function):
+            raise TypeError(f"context_fn: {function!r} is not callable")
     if any(True for _ in block.module.buffers()) or any(None in m._buffers.values() for m in block.module.modules()):
         several.insert(0, KeptBuffers(block.module, block.name))
     return ComposedContextFn(several) if len(several) > 1 else next(iter(several), None)
@@ -134,7 +139,7 @@ def _choose(
     if not found:
         _refuse(config, _no_blocks(model, chosen_by_caller=chosen_by_caller))
     parts = {block.part for block in found}
-    trainable_parts = {block.part for block in found if block.trainable}
+    trainable_parts = {part_of(model, name) for name, p in model.named_parameters() if p.requires_grad}
     taken, rows = [], []
     for block in found:
         reason = ""
@@ -142,17 +147,10 @@ def _choose(
         if not _in_scope(block.part, config.scope):
             reason = "out of scope"
         elif block.part != LANGUAGE and block.part not in trainable_parts:
-            reason = "frozen: it needs no gradient, so it saves nothing"
+            reason = "frozen: nothing in this part needs a gradient, so it saves nothing"
         elif inside is not None:
             reason = f"already checkpointed by {foreign[inside]}"
             _refuse(config, f"'{inside}' is {reason}; turn that off, so that nothing is recomputed twice")
-        elif not config.preserve_rng_state and (dropout := _active_dropout(block)):
-            reason = f"active dropout '{dropout}' needs preserve_rng_state"
-            _refuse(
-                config,
-                f"preserve_rng_state: False with the active dropout '{dropout}' would draw another mask in the "
-                "recompute and give wrong gradients; leave it True or set the dropout to 0",
-            )
         else:
             taken.append(block)
         asked_here = "none" if reason == "out of scope" else asked
@@ -191,17 +189,3 @@ def _checkpointed_by_others(model: nn.Module) -> Iterator[tuple[str, str]]:
             yield name, "Hugging Face (model.gradient_checkpointing_enable)"
         elif wrappers is not None and isinstance(module, wrappers.CheckpointWrapper):
             yield name, "torch's checkpoint_wrapper"
-
-
-def _active_dropout(block: Block) -> str | None:
-    """A dropout in training mode with a probability above 0, as a module or as a number kept by an attention layer."""
-    for name, module in block.module.named_modules():
-        if not module.training:
-            continue
-        probabilities = {key: p for key, p in vars(module).items() if "drop" in key and isinstance(p, float)}
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            probabilities["p"] = module.p
-        for key, p in probabilities.items():
-            if p > 0:
-                return f"{block.name}.{name}.{key}".replace("..", ".")
-    return None

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ac_core._parts import part_of
 
@@ -64,7 +65,8 @@ def find_blocks(model: nn.Module, blocks: BlockChoice | Iterable[BlockChoice] | 
         declared = dict(_outermost(model, _is_checkpointing_layer))
         found = {name: (module, "GradientCheckpointingLayer") for name, module in declared.items()}
         for name, module in _repeated(model, ""):
-            if not any(_nested(name, other) or _nested(other, name) for other in declared):
+            taken = module in declared.values()
+            if not taken and not any(_nested(name, other) or _nested(other, name) for other in declared):
                 found[name] = (module, "repeated structure")
     order = {name: place for place, (name, _) in enumerate(model.named_modules())}
     return [
@@ -86,9 +88,10 @@ def _choices(blocks: BlockChoice | Iterable[BlockChoice]) -> list[BlockChoice]:
     several = [blocks] if isinstance(blocks, str) or callable(blocks) else blocks
     choices = list(several) if isinstance(several, Iterable) else [several]
     for choice in choices:
-        if not (isinstance(choice, str) or callable(choice)):
+        if isinstance(choice, nn.Module) or not (isinstance(choice, str) or callable(choice)):
             raise TypeError(
-                f"blocks: {choice!r} is not a module class, a glob over module names, or a predicate (name, module)"
+                f"blocks: {type(choice).__name__} is not a module class, a glob over module names, or a predicate "
+                "(name, module)"
             )
     return choices
 
@@ -116,8 +119,13 @@ def _is_checkpointing_layer(_name: str, module: nn.Module) -> bool:
 
 
 def _outermost(model: nn.Module, wanted: Callable[[str, nn.Module], bool]) -> Iterator[tuple[str, nn.Module]]:
+    seen: set[int] = set()  # a module under two names is one block, under the first
+
     def visit(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-        if wanted(name, module):
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+        if name and wanted(name, module):  # the model itself is not a block of itself
             yield name, module
             return
         for child_name, child in module.named_children():
@@ -130,14 +138,18 @@ def _nested(inner: str, outer: str) -> bool:
     return inner == outer or inner.startswith(f"{outer}.")
 
 
-def _repeated(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+def _repeated(module: nn.Module, name: str, seen: set[int] | None = None) -> Iterator[tuple[str, nn.Module]]:
     """Children of the outermost repeated containers, going down through stages (Swin, ConvNeXt)."""
+    seen = set() if seen is None else seen
     units = _units(module) if isinstance(module, CONTAINERS) else []
     if len(units) >= 2 and not all(_is_stage(unit) for _, unit in units):
-        yield from ((f"{name}.{unit_name}" if name else unit_name, unit) for unit_name, unit in units)
+        for unit_name, unit in units:
+            if id(unit) not in seen:
+                seen.add(id(unit))
+                yield f"{name}.{unit_name}" if name else unit_name, unit
         return
     for child_name, child in module.named_children():
-        yield from _repeated(child, f"{name}.{child_name}" if name else child_name)
+        yield from _repeated(child, f"{name}.{child_name}" if name else child_name, seen)
 
 
 def _units(container: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -153,7 +165,7 @@ def _is_composite(module: nn.Module) -> bool:
     """Has a forward of its own over at least two weight matrices or filters."""
     if type(module).forward is nn.Module.forward or isinstance(module, nn.ModuleList | nn.ModuleDict):
         return False
-    return sum(p.dim() >= 2 for p in module.parameters()) >= 2
+    return sum(is_lazy(p) or p.dim() >= 2 for p in module.parameters()) >= 2
 
 
 def _is_stage(module: nn.Module) -> bool:
@@ -171,4 +183,4 @@ def _is_stage(module: nn.Module) -> bool:
 
 def _is_norm(module: nn.Module) -> bool:
     own = list(module.parameters(recurse=False))
-    return bool(own) and all(p.dim() <= 1 for p in own) and not list(module.children())
+    return bool(own) and not any(map(is_lazy, own)) and all(p.dim() <= 1 for p in own) and not list(module.children())

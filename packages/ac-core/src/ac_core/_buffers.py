@@ -4,41 +4,52 @@ Without this a BatchNorm in a block would update its running statistics twice a 
 that it also writes would be recomputed as another function.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from types import TracebackType
 
-import torch
 from torch import Tensor, nn
 
 from ac_core.errors import ActivationCheckpointingError
 
-_RUNNING_STATISTICS = nn.modules.batchnorm._NormBase  # BatchNorm and InstanceNorm, in training mode or not yet
-
 _Place = tuple[nn.Module, str]
 """A module inside the block and the name of one of its buffers."""
+
+_SMALL = 65536
+"""Elements up to which a vector is always copied: BatchNorm's kernel writes its running statistics without
+counting up their version, so no check would notice."""
 
 
 class KeptBuffers:
     """A context function, `() -> (forward, recompute)`, for one block.
 
-    The first forward looks at every buffer; from then on only those that it saw change are copied, so that a block with
-    large constant buffers (a mask, quantised weights) pays nothing for them.
+    Small vectors are always kept. Of the others, the first forward looks at every one; from then on only those that it
+    saw change in place are copied, so that a block with large constant buffers (a mask, quantised weights) pays
+    nothing for them.
     """
 
     def __init__(self, block: nn.Module, name: str) -> None:
         self.block = block
         self.name = name
-        self.changing: list[tuple[str, str]] | None = None
+        self.changing: set[tuple[str, str]] | None = None
 
     def __call__(self) -> tuple["_Forward", "_Recompute"]:
         forward = _Forward(self)
         return forward, _Recompute(forward)
 
-    def places(self) -> dict[tuple[str, str], _Place]:
-        return {
-            (path, buffer): (module, buffer)
-            for path, module in self.block.named_modules()
-            for buffer in module._buffers
-        }
+    def buffers(self) -> Iterator[tuple[tuple[str, str], _Place, Tensor | None]]:
+        for path, module in self.block.named_modules():
+            for buffer, value in list(module._buffers.items()):
+                yield (path, buffer), (module, buffer), value
+
+
+@dataclass
+class _Seen:
+    place: _Place
+    value: Tensor | None
+    version: int
+    copy: Tensor | None
+    always: bool
 
 
 class _Forward:
@@ -46,44 +57,46 @@ class _Forward:
 
     def __init__(self, kept: KeptBuffers) -> None:
         self._kept = kept
+        self._seen: dict[tuple[str, str], _Seen] = {}
         self.before: list[tuple[_Place, Tensor | None]] = []
 
     def __enter__(self) -> None:
-        kept = self._kept
-        self._seen = {}
-        for key, (module, buffer) in kept.places().items():
-            value = module._buffers[buffer]
-            known = kept.changing is None or key in kept.changing or isinstance(module, _RUNNING_STATISTICS)
-            copy = value.detach().clone() if known and value is not None else None
-            self._seen[key] = ((module, buffer), value, None if value is None else value._version, known, copy)
+        copies: dict[int, Tensor] = {}  # one buffer under two names stays one
+        for key, place, value in self._kept.buffers():
+            always = value is not None and _is_small_vector(value)
+            copy = None
+            if value is not None and (always or self._kept.changing is None or key in self._kept.changing):
+                copy = copies.setdefault(id(value), value.detach().clone())
+            self._seen[key] = _Seen(place, value, 0 if value is None else value._version, copy, always)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        kept, changed = self._kept, []
-        for key, ((module, buffer), value, version, known, copy) in self._seen.items():
-            found_before = kept.changing is not None and known  # no second look: comparing waits for the device
-            if not found_before and not _has_changed(module._buffers.get(buffer), value, version, copy):
-                continue
-            if not known and kind is None:
-                raise ActivationCheckpointingError(
-                    f"block '{kept.name}' changed its buffer '{'.'.join(filter(None, key))}' in this forward and not "
-                    "in its first, so its earlier value is not known and a recompute could differ; leave the block out"
-                )
-            changed.append(key)
-            self.before.append(((module, buffer), copy))
-        self._seen = {}
+        kept, seen, self._seen = self._kept, self._seen, {}
+        changing = set()
+        for key, was in seen.items():
+            module, buffer = was.place
+            in_place = was.value is not None and was.value._version != was.version
+            if was.always or (in_place and was.copy is not None):
+                self.before.append((was.place, was.copy))
+            elif in_place:
+                kept.changing = (kept.changing or set()) | {key}
+                if kind is None:
+                    raise ActivationCheckpointingError(
+                        f"block '{kept.name}' changed its buffer '{'.'.join(filter(None, key))}' in this forward and "
+                        "not in its first, so its value before is not known and a recompute could differ; run the step "
+                        "again, or leave the block out"
+                    )
+            elif module._buffers.get(buffer) is not was.value:
+                self.before.append((was.place, was.value))  # replaced: the tensor itself is as it was
+            if in_place:
+                changing.add(key)
         if kept.changing is None and kind is None:
-            kept.changing = changed
+            kept.changing = changing
 
 
-def _has_changed(now: Tensor | None, was: Tensor | None, version: int | None, copy: Tensor | None) -> bool:
-    if now is not was:
-        return True
-    if now is None or was is None:
-        return False
-    # BatchNorm's kernel writes its running statistics without counting up their version: compare values as well.
-    return now._version != version or (copy is not None and not torch.equal(now, copy))
+def _is_small_vector(value: Tensor) -> bool:
+    return value.dim() <= 1 and value.numel() <= _SMALL
 
 
 class _Recompute:
@@ -98,10 +111,11 @@ class _Recompute:
         self._live: list[list[tuple[_Place, Tensor | None]]] = []
 
     def __enter__(self) -> None:
-        live = []
+        live, copies = [], {}
         for (module, buffer), before in self._forward.before:
             live.append(((module, buffer), module._buffers[buffer]))
-            module._buffers[buffer] = None if before is None else before.clone()
+            value = None if before is None else copies.setdefault(id(before), before.detach().clone())
+            module._buffers[buffer] = value
         self._live.append(live)
 
     def __exit__(

@@ -4,7 +4,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from torch import is_grad_enabled, nn
+from torch import Tensor, cuda, equal, get_rng_state, is_grad_enabled, nn
+from torch.compiler import is_compiling
 from torch.utils.checkpoint import checkpoint
 
 from ac_core._contexts import ContextFn
@@ -51,7 +52,7 @@ class CheckpointedForward:
         if not is_grad_enabled():
             return self._original(*args, **kwargs)
         self._refuse_double_checkpointing()
-        for name, value in kwargs.items():
+        for name, value in (*enumerate(args), *kwargs.items()):
             self._refuse_cache(name, value)
         # Keyword arguments travel as positional ones. So `checkpoint` saves their tensors as it saves all its inputs,
         # with a version check and through outer saved-tensor hooks, and no name collides with one of its own options.
@@ -59,6 +60,7 @@ class CheckpointedForward:
         contexts = {} if self.context_fn is None else {"context_fn": self.context_fn}
         return checkpoint(
             self._run,
+            _Call(),
             tuple(kwargs),
             *kwargs.values(),
             *args,
@@ -68,9 +70,19 @@ class CheckpointedForward:
             **contexts,
         )
 
-    def _run(self, names: tuple[str, ...], *values: Any) -> Any:
+    def _run(self, call: "_Call", names: tuple[str, ...], *values: Any) -> Any:
         kwargs = dict(zip(names, values, strict=False))
-        return self._original(*values[len(names) :], **kwargs)
+        if is_compiling():
+            return self._original(*values[len(names) :], **kwargs)
+        call.check_parameters(self)
+        random = None if self.preserve_rng_state else _random_states()
+        output = self._original(*values[len(names) :], **kwargs)
+        if random is not None and not all(map(equal, random, _random_states())):
+            raise ActivationCheckpointingError(
+                f"block '{self.name}' draws random numbers (a dropout, a jitter), and with preserve_rng_state=False "
+                "its recompute would draw others and give wrong gradients; leave preserve_rng_state at True"
+            )
+        return output
 
     def _refuse_double_checkpointing(self) -> None:
         if getattr(self.module, "gradient_checkpointing", False):
@@ -79,10 +91,43 @@ class CheckpointedForward:
                 "which would run it three times a step; call model.gradient_checkpointing_disable()"
             )
 
-    def _refuse_cache(self, name: str, value: object) -> None:
+    def _refuse_cache(self, name: str | int, value: object) -> None:
         # A key/value cache is recognised by what it can do. The recompute would append to it a second time.
         if callable(getattr(value, "update", None)) and callable(getattr(value, "get_seq_length", None)):
             raise ActivationCheckpointingError(
-                f"block '{self.name}' was given a key/value cache ({name}=) while gradients are on; its recompute "
-                "would append the same keys again. Call the model with use_cache=False, or under torch.no_grad()"
+                f"block '{self.name}' was given a key/value cache (argument {name}) while gradients are on; its "
+                "recompute would append the same keys again. Call the model with use_cache=False, or under "
+                "torch.no_grad()"
             )
+
+
+class _Call:
+    """One forward of a block and its recomputes: they have to see the same parameters.
+
+    Without checkpointing autograd notices a parameter that was edited between forward and backward by its version. A
+    recompute would silently use the edited one, or another one where `torch.func.functional_call` had put it in.
+    """
+
+    def __init__(self) -> None:
+        self._parameters: list[tuple[str, Tensor, int]] | None = None
+
+    def check_parameters(self, forward: CheckpointedForward) -> None:
+        now = [(name, p, p._version) for name, p in forward.module.named_parameters()]
+        if self._parameters is None:
+            self._parameters = now
+            return
+        for (name, was, version), (_, p, now_version) in zip(self._parameters, now, strict=True):
+            if p is not was or now_version != version:
+                how = "is another tensor" if p is not was else "was modified in place"
+                raise ActivationCheckpointingError(
+                    f"parameter '{name}' of block '{forward.name}' {how} since the forward, so the recompute would "
+                    "give gradients of another function; run backward before the optimizer's step, and inside the same "
+                    "torch.func.functional_call as the forward"
+                )
+
+
+def _random_states() -> list[Tensor]:
+    states = [get_rng_state()]
+    if cuda.is_initialized():
+        states.append(cuda.get_rng_state())
+    return states

@@ -21,8 +21,8 @@ class ActivationCheckpointingConfig:
         forward runs once more in the backward. Stored as the name.
     scope: the parts of the model that are checkpointed: `"all"`, one part, `"multimodal"` (every part that is not
         language), or several of them.
-    preserve_rng_state: replay the random numbers of the forward in the recompute. Without it a model with an active
-        dropout gets gradients of another function; such a model is refused.
+    preserve_rng_state: replay the random numbers of the forward in the recompute. Without it, a block that draws
+        any raises in its first forward.
     early_stop: end the recompute with the last tensor that the backward needs.
     strict: raise where checkpointing cannot be what was asked for. `False` warns instead; what the report says was
         applied is then all there is.

@@ -11,11 +11,31 @@ from typing import Any, NoReturn
 from ac_recipes.errors import RunError, RunInterruptedError, UsageError
 
 _PARENT = "AC_RECIPES_LAUNCHER"
+_LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+
+
+def check_environment() -> None:
+    """Refuse an environment that says half of what a launcher says.
+
+    Raises:
+        UsageError: naming what is set and what is missing.
+    """
+    found = _LAUNCHED & os.environ.keys()
+    if found & {"RANK", "WORLD_SIZE"} and not is_worker():
+        raise UsageError(
+            f"the environment has {', '.join(sorted(found))} but not {', '.join(sorted(_LAUNCHED - found))}, so this "
+            "is no rank of a launcher such as torchrun; unset them"
+        )
 
 
 def is_worker() -> bool:
     """Whether a launcher, ours or torchrun, has started this process as one rank of a run."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    return os.environ.keys() >= _LAUNCHED
+
+
+def speaks_for_all() -> bool:
+    """Whether this process prints what is to be printed once: it is no rank, or rank 0."""
+    return not is_worker() or os.environ["RANK"] == "0"
 
 
 def started_by_us() -> bool:

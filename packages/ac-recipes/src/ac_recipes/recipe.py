@@ -14,6 +14,9 @@ from ac_moe.config import MoEConfig
 StrategyConfig = FSDP2Config | DDPConfig | MegatronFSDPConfig
 
 
+_FLOAT32_MAX = 3.4e38
+
+
 class _Section:
     """Refuses a value that is not one of a field's choices, when a section is made from Python as well."""
 
@@ -82,8 +85,10 @@ class TokenizerConfig(_Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.vocab_size < 257:
-            raise ValueError(f"vocab_size: {self.vocab_size} is below 257, the 256 bytes and the end-of-text token")
+        if not 257 <= self.vocab_size <= 10_000_000:
+            raise ValueError(
+                f"vocab_size: {self.vocab_size} is not between 257 (256 bytes and the end-of-text token) and 10 million"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +107,8 @@ class OptimizerConfig(_Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("lr", "eps", "weight_decay"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: {getattr(self, name)!r} is negative")
+            if not 0 <= getattr(self, name) <= _FLOAT32_MAX:
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not in [0, {_FLOAT32_MAX}]")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas: {self.betas!r} are not both in [0, 1)")
 
@@ -177,6 +182,11 @@ class RngConfig(_Section):
     """Seed of the weights, of the data order and of dropout."""
 
     seed: int = 42
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed: {self.seed} is not in [0, 2^32)")
 
 
 @dataclass(frozen=True, kw_only=True)

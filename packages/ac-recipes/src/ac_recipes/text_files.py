@@ -30,3 +30,5 @@ def read_text(name: str) -> str:
         raise UsageError(f"cannot read {name}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{name} is not UTF-8 text (byte {error.start})") from error
+    except ValueError as error:
+        raise UsageError(f"{name!r} is no name of a file: {error}") from error

@@ -57,6 +57,23 @@ def test_a_model_that_changes_its_logits_is_refused(model_type, fields):
         attach_loss(build(model_type, **fields), LossConfig())
 
 
+def test_a_model_that_sees_the_token_it_is_to_predict_is_refused():
+    with pytest.raises(UsageError, match="sees the token that it is to predict"):
+        attach_loss(build("bert"), LossConfig())
+    attach_loss(build("bert", is_decoder=True), LossConfig())
+
+
+def test_a_head_with_a_forward_of_its_own_is_refused():
+    class ScaledHead(torch.nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    model = build(tie_word_embeddings=False)
+    model.lm_head.__class__ = ScaledHead
+    with pytest.raises(UsageError, match=r"no plain nn\.Linear"):
+        attach_loss(model, LossConfig())
+
+
 def test_a_model_with_an_auxiliary_loss_is_refused():
     mixtral = build("mixtral", num_key_value_heads=4, num_local_experts=4, output_router_logits=True)
     with pytest.raises(UsageError, match="auxiliary loss"):

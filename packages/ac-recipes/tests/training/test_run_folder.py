@@ -1,5 +1,9 @@
 """The folder of a run survives a kill at any point of its writing."""
 
+import json
+
+import pytest
+
 from ac_recipes.reader import read_recipe
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.run_folder import RunFolder
@@ -31,3 +35,15 @@ def test_metrics_after_a_checkpoint_are_dropped_and_a_cut_line_ignored(tmp_path,
 def test_the_newest_is_the_newest_with_a_whole_checkpoint(tmp_path, tiny):
     RunFolder.create(tmp_path, "tiny", tiny())
     assert RunFolder.newest(tmp_path, "tiny") is None
+
+
+@pytest.mark.parametrize("name", ["tiny", "my[1]"])
+def test_a_run_of_another_recipe_is_not_taken_for_this_one(tmp_path, tiny, name):
+    for other in (f"{name}-2", name, f"{name}x"):
+        run = RunFolder.create(tmp_path, other, tiny())
+        (run.checkpoints / "step-00000002").mkdir(parents=True)
+        (run.checkpoints / "step-00000002" / ".metadata").write_text("x")
+        manifest = {"step": 2, "world_size": 1, "files": {".metadata": 1}}
+        (run.checkpoints / "step-00000002" / "manifest.json").write_text(json.dumps(manifest))
+    found = RunFolder.newest(tmp_path, name)
+    assert found.path.name.rsplit("-", 2)[0] == name

@@ -36,7 +36,9 @@ def test_a_run_leaves_everything_to_look_at_and_to_go_on_with(tiny, capsys):
     assert len(steps) == 6
     assert all(" GiB |" in line for line in steps)
     assert sum("validation loss" in line for line in lines) == 3
-    assert {p.name for p in result.run.iterdir()} == {"recipe.yaml", "tokenizer.json", "metrics.jsonl", "checkpoints"}
+    assert {p.name for p in result.run.iterdir()} == {
+        "recipe.yaml", "tokenizer.json", "text.sha256", "metrics.jsonl", "checkpoints",
+    }  # fmt: skip
     assert [c.step for c in whole_checkpoints(result.run / "checkpoints")] == [2, 4, 6]
     assert sorted(losses(result)) == [1, 2, 3, 4, 5, 6]
     assert losses(result)[6] < losses(result)[1]
@@ -104,6 +106,39 @@ def test_resume_refuses_another_model_and_a_run_without_a_checkpoint(tiny, tmp_p
         find_run(tiny(), "another", "")
 
 
+def test_resume_refuses_another_text_a_damaged_tokenizer_and_fewer_steps_than_done(tiny, text_file):
+    result = train(tiny(), "tiny")
+    recipe_before = (result.run / "recipe.yaml").read_text()
+    with pytest.raises(UsageError, match=r"has done 6 steps, more than step_scheduler\.max_steps 2"):
+        find_run(tiny("step_scheduler.max_steps=2"), "tiny", str(result.run))
+    tokenizer = (result.run / "tokenizer.json").read_text()
+    (result.run / "tokenizer.json").write_text("{")
+    with pytest.raises(UsageError, match=r"tokenizer\.json cannot be read"):
+        train(tiny("step_scheduler.max_steps=8"), "tiny", resume=result.run)
+    (result.run / "tokenizer.json").write_text(tokenizer)
+    text_file.write_text(text_file.read_text().replace("square", "SQUARE"))
+    with pytest.raises(UsageError, match="is not the text that"):
+        train(tiny("step_scheduler.max_steps=8"), "tiny", resume=result.run)
+    assert (result.run / "recipe.yaml").read_text() == recipe_before
+
+
+def test_a_checkpoint_that_cannot_be_written_keeps_the_older_ones(tiny, monkeypatch):
+    from ac_recipes.training import trainer
+
+    save = trainer.save_checkpoint
+
+    def full_disk(folder, step, *rest):
+        if step == 4:
+            raise OSError(28, "No space left on device")
+        return save(folder, step, *rest)
+
+    monkeypatch.setattr(trainer, "save_checkpoint", full_disk)
+    with pytest.raises(RunError, match=r"step 4 cannot be written .*No space left on device; older"):
+        train(tiny(), "tiny")
+    (run,) = Path(tiny().run.dir).iterdir()
+    assert [c.step for c in whole_checkpoints(run / "checkpoints")] == [2]
+
+
 def test_a_loss_that_is_not_finite_stops_before_the_weights_are_spoiled(tiny):
     with pytest.raises(RunError, match=r"is (nan|inf) at step \d; .*optimizer\.lr"):
         train(tiny("optimizer.lr=1e30", "clip_grad_norm.max_norm=null", "lr_scheduler.lr_warmup_steps=0"), "tiny")
@@ -159,7 +194,7 @@ def test_a_vocabulary_that_the_text_does_not_fill_is_shown(tiny, capsys):
     ("setting", "message"),
     [
         ("model.config.num_hidden_layers=0", "distributed.activation_checkpointing: no block recognised"),
-        ("model.config.num_hidden_layers=-2", "model.config: "),
+        ("model.config.num_hidden_layers=-2", "distributed.activation_checkpointing: no block"),
         ("run.dir=/proc/nope", "run.dir: cannot make a folder in /proc/nope"),
         ("run.dir=TEXT", "run.dir: cannot make a folder in"),
         ("model.config={model_type: gpt2, n_embd: 32, n_layer: 1, n_head: 5}", "model.config: "),

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from ac_recipes import __version__
 from ac_recipes.errors import RunError, RunInterruptedError, UsageError
-from ac_recipes.launch import started_by_us
+from ac_recipes.launch import speaks_for_all, started_by_us
 from ac_recipes.reader import RecipeError, homes_of, split_overrides
 from ac_recipes.recipe import Recipe
 
@@ -43,22 +43,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return verb.run(options, overrides, arguments)
     except RecipeError as error:
         print(error, file=sys.stderr)
-        if as_json:
+        if as_json and speaks_for_all():
             print(json.dumps({"valid": False, "errors": [asdict(mistake) for mistake in error.mistakes]}))
         return 2
     except (UsageError, RunError) as error:
         print(f"ac-recipes: {error}", file=sys.stderr)
-        if as_json:
+        if as_json and speaks_for_all():
             print(json.dumps({"error": str(error)}))
         return error.exit_code
     except KeyboardInterrupt:
         interrupted = RunInterruptedError(signal.SIGINT)
         if not started_by_us():  # a rank is silent: its launcher says it once
             print(f"ac-recipes: {interrupted}", file=sys.stderr)
+            if as_json and speaks_for_all():
+                print(json.dumps({"error": str(interrupted)}))
         return interrupted.exit_code
-    except BrokenPipeError:  # the reader of our output, such as `head`, has what it wants
-        sys.stdout = None  # type: ignore[assignment]
-        return 0
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

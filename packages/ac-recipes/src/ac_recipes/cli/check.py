@@ -5,8 +5,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from ac_recipes.errors import UsageError
 from ac_recipes.load import load_recipe
-from ac_recipes.reader import Override, RecipeError
+from ac_recipes.reader import Mistake, Override, RecipeError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: list[str]) -> int:
     """Check them all; 2 if one has a mistake."""
-    mistakes = []
+    mistakes: list[Mistake] = []
     for name in options.recipes:
         try:
             load_recipe(name, overrides)
@@ -24,6 +25,11 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
             mistakes += error.mistakes
             if not options.json:
                 print(error)
+        except UsageError as error:
+            mistake = Mistake(file=name, line=1, column=1, path="", message=str(error))
+            mistakes.append(mistake)
+            if not options.json:
+                print(mistake)
         else:
             if not options.json:
                 print(f"{name}: no mistake found")

@@ -3,11 +3,10 @@
 import argparse
 import json
 import os
-import sys
 from collections.abc import Sequence
 
 from ac_recipes.errors import RunError, UsageError
-from ac_recipes.launch import end_rank, end_with_launcher, is_worker, launch_ranks, report_failure
+from ac_recipes.launch import check_environment, end_rank, end_with_launcher, is_worker, launch_ranks, report_failure
 from ac_recipes.load import load_recipe
 from ac_recipes.reader import Override
 from ac_recipes.shipped import find_recipe
@@ -34,6 +33,12 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], arguments: l
     ranks = options.nproc_per_node
     if ranks is not None and ranks < 1:
         raise UsageError(f"--nproc-per-node: {ranks} is below 1")
+    check_environment()
+    if is_worker() and ranks is not None:
+        raise UsageError(
+            "--nproc-per-node: another launcher has started this process already (RANK and WORLD_SIZE are set); leave "
+            "the argument out, or unset them"
+        )
     if is_worker():
         end_rank(_train(options, overrides))
     recipe = load_recipe(options.recipe, overrides)
@@ -64,7 +69,7 @@ def _train(options: argparse.Namespace, overrides: Sequence[Override]) -> int:
         report_failure(error)
         raise
     if options.json and result.is_first:
-        print(json.dumps(result.to_dict()), file=sys.stdout)
+        print(json.dumps(result.to_dict()))
     return 0
 
 

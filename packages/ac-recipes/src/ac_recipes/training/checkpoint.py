@@ -104,6 +104,7 @@ def _read_manifest(path: Path) -> Checkpoint | None:
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         whole = all((path / name).stat().st_size == size for name, size in manifest["files"].items())
+        whole = whole and ".metadata" in manifest["files"] and isinstance(manifest["step"], int)
         return Checkpoint(path, manifest["step"], manifest["world_size"]) if whole else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

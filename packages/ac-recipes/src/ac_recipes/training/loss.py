@@ -68,32 +68,39 @@ def attach_loss(model: nn.Module, config: LossConfig) -> HeadLoss:
     """Put a `HeadLoss` on the head of a Hugging Face causal language model.
 
     Raises:
-        UsageError: this model's loss is more than the cross-entropy of its head's output. That is proven by a forward
-            over two tokens and not looked up: what the head returns must be what the model returns.
+        UsageError: the loss of this model is not the cross-entropy of its head's output, token by token. That is proven
+            by running it on a few tokens and not looked up: what the head returns must be what the model returns, and
+            may not depend on later tokens.
     """
+    name = type(model).__name__
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    if not isinstance(head, nn.Linear):
-        raise UsageError(f"{type(model).__name__} has no nn.Linear over the vocabulary to compute the loss in")
+    if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
+        raise UsageError(f"model.config: {name} has no plain nn.Linear over the vocabulary to compute the loss in")
     returned: list[Tensor] = []
     handle = head.register_forward_hook(lambda _module, _inputs, output: returned.append(output))
     was_training = model.training
+    ids = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 5]], device=head.weight.device)  # they differ in the last token alone
     try:
         with torch.no_grad(), torch.random.fork_rng():
-            output = model.eval()(input_ids=torch.zeros(1, 2, dtype=torch.long, device=head.weight.device))
-    except Exception as error:  # whatever the model raises: it cannot run on the simplest input there is
+            output = model.eval()(input_ids=ids, use_cache=False)
+    except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise UsageError(
-            f"model.config: this {type(model).__name__} does not run on two tokens: {reason[:300]}"
-        ) from error
+        raise UsageError(f"model.config: this {name} does not run on four tokens: {reason[:300]}") from error
     finally:
         handle.remove()
         model.train(was_training)
     if getattr(output, "aux_loss", None) is not None:
-        raise UsageError(f"{type(model).__name__} adds an auxiliary loss, which this version cannot train")
+        raise UsageError(f"model.config: {name} adds an auxiliary loss, which this version cannot train")
     if len(returned) != 1 or getattr(output, "logits", None) is not returned[0]:
         raise UsageError(
-            f"{type(model).__name__} changes the output of its head (a softcap, a scale or a cast), so a loss computed "
+            f"model.config: {name} changes the output of its head (a softcap, a scale or a cast), so a loss computed "
             "in the head would differ from the model's own; this version cannot train it"
+        )
+    first, second = returned[0][:, :-1].float()
+    if (first - second).abs().max() > 8 * torch.finfo(head.weight.dtype).eps * first.abs().max():
+        raise UsageError(
+            f"model.config: {name} sees the token that it is to predict (its attention is not causal); set "
+            "model.config.is_decoder to true if it has that field, or choose a causal model"
         )
     loss = HeadLoss(head, config)
     head.forward = loss  # type: ignore[assignment]

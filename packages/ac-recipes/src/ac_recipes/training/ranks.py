@@ -9,6 +9,8 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from ac_recipes.launch import is_worker
+
 T = TypeVar("T")
 
 
@@ -67,7 +69,7 @@ def joined_ranks() -> Iterator[Ranks]:
     device = local_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    world_size = int(os.environ["WORLD_SIZE"]) if is_worker() else 1
     if world_size == 1:
         yield Ranks(0, 1, device)
         return

@@ -34,6 +34,9 @@ def find_run(recipe: Recipe, name: str, folder: str) -> Path:
                 f"--resume: no run of '{name}' under {recipe.run.dir} has a whole checkpoint; start it without --resume"
             )
         run = newest
+    done, asked = whole_checkpoints(run.checkpoints)[-1].step, recipe.step_scheduler.max_steps
+    if asked < done:
+        raise UsageError(f"--resume: {run.path} has done {done} steps, more than step_scheduler.max_steps {asked}")
     for path, was, now in changes(run, recipe):
         if path.partition(".")[0] in FIXED_SECTIONS:
             raise UsageError(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +16,7 @@ from ac_recipes.training.checkpoint import whole_checkpoints
 
 @dataclass(frozen=True)
 class RunFolder:
-    """`recipe.yaml`, `tokenizer.json`, `metrics.jsonl` and `checkpoints/` of one run."""
+    """`recipe.yaml`, `tokenizer.json`, `text.sha256`, `metrics.jsonl` and `checkpoints/` of one run."""
 
     path: Path
 
@@ -45,7 +46,9 @@ class RunFolder:
     @classmethod
     def newest(cls, parent: Path, name: str) -> "RunFolder | None":
         """The newest run of this recipe that has a whole checkpoint."""
-        runs = sorted(parent.glob(f"{name}-[0-9]*"), key=lambda path: path.stat().st_mtime, reverse=True)
+        pattern = re.compile(re.escape(name) + r"-\d{8}-\d{6}(-\d+)?")
+        runs = [path for path in parent.glob("*") if pattern.fullmatch(path.name)]
+        runs.sort(key=lambda path: path.stat().st_mtime, reverse=True)
         return next((cls(path) for path in runs if whole_checkpoints(path / "checkpoints")), None)
 
     @property
@@ -61,6 +64,10 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def text_hash(self) -> Path:
+        return self.path / "text.sha256"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -74,15 +81,17 @@ class RunFolder:
             file.write(json.dumps(values) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The lines so far. A last line that a kill cut off is left out."""
+        """The lines so far. What is not a line of metrics, such as one that a kill cut off, is left out."""
         if not self.metrics.exists():
             return []
         lines = []
-        for line in self.metrics.read_text(encoding="utf-8").splitlines():
+        for text in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                lines.append(json.loads(line))
+                line = json.loads(text)
             except ValueError:
                 continue
+            if isinstance(line, dict) and isinstance(line.get("step"), int):
+                lines.append(line)
         return lines
 
     def drop_metrics_after(self, step: int) -> None:

@@ -1,5 +1,6 @@
 """From text to training sequences: documents, tokenizer, token windows."""
 
+import hashlib
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,15 @@ def read_documents(config: DatasetConfig) -> list[str]:
 
         return [topics[name] for name in sorted(topics)]
     return [read_text(name) for name in config.text]
+
+
+def hash_of(documents: list[str]) -> str:
+    """SHA-256 over the documents: a resumed run must find the text that it began with."""
+    digest = hashlib.sha256()
+    for document in documents:
+        digest.update(f"{len(document)}:".encode())
+        digest.update(document.encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
 
 
 def train_tokenizer(documents: list[str], vocab_size: int) -> Tokenizer:

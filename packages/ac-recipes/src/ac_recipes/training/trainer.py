@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
+from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ac_recipes.errors import RunError
+from ac_recipes.errors import RunError, UsageError
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.batches import BatchPlan, GlobalOrder
 from ac_recipes.training.checkpoint import load_checkpoint, save_checkpoint, whole_checkpoints
@@ -32,7 +33,7 @@ from ac_recipes.training.ranks import Ranks, joined_ranks
 from ac_recipes.training.resume import changes
 from ac_recipes.training.run_folder import RunFolder
 from ac_recipes.training.settings import settings_table
-from ac_recipes.training.text import Sequences, cut_sequences, read_documents, train_tokenizer
+from ac_recipes.training.text import Sequences, cut_sequences, hash_of, read_documents, train_tokenizer
 
 
 @dataclass(frozen=True)
@@ -100,13 +101,12 @@ def train(recipe: Recipe, name: str, *, resume: Path | None = None, to_stderr: b
 
 
 def open_run(recipe: Recipe, name: str, resume: Path | None, ranks: Ranks, console: RunConsole) -> RunFolder:
-    """The run's folder: a new one made by rank 0, or the resumed one, whose recipe is replaced by this one."""
+    """The run's folder: a new one made by rank 0, or the resumed one."""
     if resume is not None:
         run = RunFolder(resume)
         if ranks.is_first:
             for path, was, now in changes(run, recipe):
                 console.line(f"changed since the run was last started: {path}: {was} -> {now}")
-            run.write_recipe(recipe)
         ranks.wait()
         return run
     path = RunFolder.create(Path(recipe.run.dir), name, recipe).path if ranks.is_first else None
@@ -115,12 +115,23 @@ def open_run(recipe: Recipe, name: str, resume: Path | None, ranks: Ranks, conso
 
 def prepare_text(recipe: Recipe, run: RunFolder, ranks: Ranks, *, trained: bool) -> tuple[Tokenizer, Sequences]:
     """The tokenizer and the token sequences. Rank 0 trains the tokenizer; it is kept in the run's folder, so that
-    every rank and every resumed run encode alike."""
+    every rank and every resumed run encode alike.
+
+    Raises:
+        UsageError: the text is too short; or a resumed run was trained on another, or its tokenizer is damaged.
+    """
     documents = read_documents(recipe.dataset)
+    found = hash_of(documents)
     if not trained and ranks.is_first:
+        run.text_hash.write_text(found)
         train_tokenizer(documents, recipe.tokenizer.vocab_size).save(str(run.tokenizer))
     ranks.wait()
-    tokenizer = Tokenizer.from_file(str(run.tokenizer))
+    if not run.text_hash.is_file() or run.text_hash.read_text() != found:
+        raise UsageError(f"--resume: dataset.text is not the text that {run.path} was trained on")
+    try:
+        tokenizer = Tokenizer.from_file(str(run.tokenizer))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise UsageError(f"--resume: {run.tokenizer} cannot be read: {error}") from error
     return tokenizer, cut_sequences(documents, tokenizer, recipe.dataset)
 
 
@@ -251,7 +262,15 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint of this step."""
-        path = save_checkpoint(self.run_folder.checkpoints, self.steps_done, self.model, self.optimizer, self.ranks)
+        folder = self.run_folder.checkpoints
+        try:
+            path = save_checkpoint(folder, self.steps_done, self.model, self.optimizer, self.ranks)
+        except (OSError, RuntimeError, CheckpointException) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise RunError(
+                f"the checkpoint of step {self.steps_done} cannot be written to {folder}: {reason}; older checkpoints "
+                "are kept: make room, and go on with --resume"
+            ) from error
         self.console.line(f"step {self.steps_done}/{self.schedule.max_steps} | checkpoint {path}")
 
     def resume(self) -> None:
@@ -263,6 +282,7 @@ class Trainer:
         with_rng = load_checkpoint(newest, self.model, self.optimizer, self.ranks)
         self.steps_done = newest.step
         if self.ranks.is_first:
+            self.run_folder.write_recipe(self.recipe)
             self.run_folder.drop_metrics_after(newest.step)
         note = "" if with_rng else " (random numbers restart: it was saved on another number of ranks)"
         self.console.line(f"resumed from {newest.path}, {newest.step} steps done{note}")
