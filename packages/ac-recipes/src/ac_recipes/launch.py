@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -114,10 +115,14 @@ def end_rank(code: int) -> NoReturn:
 
 
 def end_with_launcher() -> None:
-    """In a rank that our launcher started: end when the launcher is gone. A launcher that is killed cannot end its
-    ranks, and they would hold their memory and their port until a collective times out."""
+    """In a rank that our launcher started: end when the launcher ends.
+
+    A launcher that is killed cannot end its ranks, and they would hold their memory and their port until a collective
+    times out. A Ctrl-C reaches the ranks as well: they end by it at once and leave the word to the launcher.
+    """
     if not started_by_us():
         return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     parent = int(os.environ[_PARENT])
 
     def watch() -> None:
