@@ -107,7 +107,7 @@ def end_rank(code: int) -> NoReturn:
     """End this rank with exit code `code`, here and now.
 
     Not through the interpreter's finalisation: there gloo aborts one process in ten ("terminate called without an
-    active exception", docs/facts.md), and a run that is done would be reported as failed.
+    active exception") or hangs (docs/facts.md), and a run that is done would be reported as failed, or never end.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -73,7 +73,13 @@ def joined_ranks() -> Iterator[Ranks]:
     if world_size == 1:
         yield Ranks(0, 1, device)
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if not dist.is_initialized():
+        dist.init_process_group(backend)
     yield Ranks(dist.get_rank(), world_size, device)
-    # Not in a `finally`: after an error the peers may wait in a collective, and tearing down would wait with them.
-    dist.destroy_process_group()
+    # Not in a `finally`: after an error the peers may wait in a collective, and a barrier would wait with them.
+    dist.barrier()
+    if backend == "nccl":
+        dist.destroy_process_group()
+    # gloo's group is left to the end of the process. Its destructor, run by Python, may wait for a thread that waits
+    # for Python (docs/facts.md).
