@@ -17,21 +17,21 @@ from ac_core.config import ActivationCheckpointingConfig
 from ac_core.strategies import DDPConfig, FSDP2Config, MegatronFSDPConfig
 
 if TYPE_CHECKING:
-    from ac_core._apply import apply_activation_checkpointing, remove_activation_checkpointing
-    from ac_core._blocks import Block, find_blocks
-    from ac_core._report import BlockGroup, Report
+    from ac_core.apply import apply_activation_checkpointing, remove_activation_checkpointing
+    from ac_core.discovery.blocks import Block, find_blocks
     from ac_core.errors import ActivationCheckpointingError
+    from ac_core.report import BlockGroup, Report
 
 __version__ = "0.1.0"
 
 _HOME = {
     "ActivationCheckpointingError": "ac_core.errors",
-    "Block": "ac_core._blocks",
-    "BlockGroup": "ac_core._report",
-    "Report": "ac_core._report",
-    "apply_activation_checkpointing": "ac_core._apply",
-    "find_blocks": "ac_core._blocks",
-    "remove_activation_checkpointing": "ac_core._apply",
+    "Block": "ac_core.discovery.blocks",
+    "BlockGroup": "ac_core.report",
+    "Report": "ac_core.report",
+    "apply_activation_checkpointing": "ac_core.apply",
+    "find_blocks": "ac_core.discovery.blocks",
+    "remove_activation_checkpointing": "ac_core.apply",
 }
 
 __all__ = [

@@ -8,15 +8,15 @@ from typing import Any
 
 from torch import nn
 
-from ac_core._blocks import Block, BlockChoice, candidate_containers, find_blocks
-from ac_core._buffers import KeptBuffers
-from ac_core._cache import turn_cache_off, turn_cache_on
-from ac_core._contexts import ComposedContextFn, ContextFn
-from ac_core._forward import CheckpointedForward
-from ac_core._parts import LANGUAGE, part_of
-from ac_core._report import BlockGroup, Report, group_blocks
 from ac_core.config import ActivationCheckpointingConfig, PolicyName, Scope
+from ac_core.discovery.blocks import Block, BlockChoice, candidate_containers, find_blocks
+from ac_core.discovery.parts import LANGUAGE, part_of
 from ac_core.errors import ActivationCheckpointingError
+from ac_core.region.buffers import KeptBuffers
+from ac_core.region.cache import turn_cache_off, turn_cache_on
+from ac_core.region.contexts import ComposedContextFn, ContextFn
+from ac_core.region.forward import CheckpointedForward, checkpointed_forwards
+from ac_core.report import BlockGroup, Report, group_blocks
 
 _RECORD = "_ac_core_applied"
 
@@ -66,7 +66,7 @@ def apply_activation_checkpointing(
     elif scope is not None:
         raise ValueError(f"scope: {scope!r} is given beside a config; put it in the config")
     found = find_blocks(model, blocks)
-    if _attached(model):
+    if checkpointed_forwards(model):
         raise ActivationCheckpointingError(
             "ac-core already checkpoints this model; call remove_activation_checkpointing(model) first"
         )
@@ -93,7 +93,7 @@ def apply_activation_checkpointing(
 
 def remove_activation_checkpointing(model: nn.Module) -> None:
     """Undo `apply_activation_checkpointing` on a model, or on a copy or wrapper of it; harmless where nothing is on."""
-    for module, forward in _attached(model):
+    for module, forward in checkpointed_forwards(model):
         if forward.replaced is None:
             del module.forward
         else:
@@ -102,11 +102,6 @@ def remove_activation_checkpointing(model: nn.Module) -> None:
         applied = module.__dict__.pop(_RECORD, None)
         if applied is not None:
             turn_cache_on(applied.configs_with_cache)
-
-
-def _attached(model: nn.Module) -> list[tuple[nn.Module, CheckpointedForward]]:
-    pairs = ((module, module.__dict__.get("forward")) for module in model.modules())
-    return [(module, forward) for module, forward in pairs if isinstance(forward, CheckpointedForward)]
 
 
 def _compose(block: Block, context_fn: ContextFn | Iterable[ContextFn] | None) -> ContextFn | None:

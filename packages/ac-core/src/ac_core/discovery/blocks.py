@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ac_core._parts import part_of
+from ac_core.discovery.parts import part_of
 
 BlockChoice = type[nn.Module] | str | Callable[[str, nn.Module], bool]
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)

@@ -1,15 +1,16 @@
 """The callable that stands in for the forward of a checkpointed block."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, cuda, equal, get_rng_state, is_grad_enabled, nn
 from torch.compiler import is_compiling
 from torch.utils.checkpoint import checkpoint
 
-from ac_core._contexts import ContextFn
 from ac_core.errors import ActivationCheckpointingError
+from ac_core.region.contexts import ContextFn
 
 # NOTE [ Attachment ]
 # A block is checkpointed by putting a `CheckpointedForward` into its instance as `forward`. That keeps everything
@@ -36,6 +37,7 @@ class CheckpointedForward:
         self.preserve_rng_state = preserve_rng_state
         self.early_stop = early_stop
         self.context_fn = context_fn
+        self.enabled = True
         self.replaced = module.__dict__.get("forward")  # an instance's own forward, put there by another tool
 
     @property
@@ -49,7 +51,7 @@ class CheckpointedForward:
         return self.replaced or type(self.module).forward.__get__(self.module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not is_grad_enabled():
+        if not (self.enabled and is_grad_enabled()):
             return self._original(*args, **kwargs)
         self._refuse_double_checkpointing()
         for name, value in (*enumerate(args), *kwargs.items()):
@@ -99,6 +101,26 @@ class CheckpointedForward:
                 "recompute would append the same keys again. Call the model with use_cache=False, or under "
                 "torch.no_grad()"
             )
+
+
+def checkpointed_forwards(model: nn.Module) -> list[tuple[nn.Module, CheckpointedForward]]:
+    """Every module of `model` that is checkpointed, with what stands in for its forward."""
+    pairs = ((module, module.__dict__.get("forward")) for module in model.modules())
+    return [(module, forward) for module, forward in pairs if isinstance(forward, CheckpointedForward)]
+
+
+@contextmanager
+def without_checkpointing(model: nn.Module) -> Iterator[None]:
+    """The blocks of `model` run as if checkpointing were off; the key/value cache stays off."""
+    forwards = [forward for _, forward in checkpointed_forwards(model)]
+    before = [forward.enabled for forward in forwards]
+    try:
+        for forward in forwards:
+            forward.enabled = False
+        yield
+    finally:
+        for forward, enabled in zip(forwards, before, strict=True):
+            forward.enabled = enabled
 
 
 class _Call:

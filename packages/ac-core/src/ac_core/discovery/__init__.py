@@ -1,0 +1,1 @@
+"""What a model is made of: its blocks, and the part of the model that each belongs to."""

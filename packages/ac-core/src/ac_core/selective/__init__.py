@@ -1,0 +1,1 @@
+"""The policy that keeps the outputs of chosen calls, so that the recompute does not run them again."""
