@@ -12,11 +12,14 @@ from ac_core.config import ActivationCheckpointingConfig, PolicyName, Scope
 from ac_core.discovery.blocks import Block, BlockChoice, candidate_containers, find_blocks
 from ac_core.discovery.parts import LANGUAGE, part_of
 from ac_core.errors import ActivationCheckpointingError
+from ac_core.layers import select_layers
 from ac_core.region.buffers import KeptBuffers
 from ac_core.region.cache import turn_cache_off, turn_cache_on
 from ac_core.region.contexts import ComposedContextFn, ContextFn
 from ac_core.region.forward import CheckpointedForward, checkpointed_forwards
 from ac_core.report import BlockGroup, Report, group_blocks
+from ac_core.selective.policy import select_calls
+from ac_core.selective.sites import detach_sites
 
 _RECORD = "_ac_core_applied"
 
@@ -71,14 +74,18 @@ def apply_activation_checkpointing(
             "ac-core already checkpoints this model; call remove_activation_checkpointing(model) first"
         )
     taken, rows = _choose(model, found, config, chosen_by_caller=blocks is not None)
-    contexts = [_compose(block, context_fn) for block in taken]
-    for block, context in zip(taken, contexts, strict=True):
+    callers = _context_fns(context_fn)
+    selective = select_calls(taken, config.save) if config.policy == "selective" else None
+    for index, block in enumerate(taken):
+        inner = callers if selective is None else [*callers, selective.attach(index, block.module)]
+        traced = callers if selective is None else [selective.compiled]
         block.module.forward = CheckpointedForward(  # type: ignore[assignment]
             block.module,
             block.name,
             preserve_rng_state=config.preserve_rng_state,
             early_stop=config.early_stop,
-            context_fn=context,
+            context_fn=_compose([*_state(block), *inner]),
+            compiled_context_fn=_compose(traced),
         )
     notes = []
     if taken:
@@ -93,6 +100,7 @@ def apply_activation_checkpointing(
 
 def remove_activation_checkpointing(model: nn.Module) -> None:
     """Undo `apply_activation_checkpointing` on a model, or on a copy or wrapper of it; harmless where nothing is on."""
+    detach_sites(model)
     for module, forward in checkpointed_forwards(model):
         if forward.replaced is None:
             del module.forward
@@ -104,14 +112,22 @@ def remove_activation_checkpointing(model: nn.Module) -> None:
             turn_cache_on(applied.configs_with_cache)
 
 
-def _compose(block: Block, context_fn: ContextFn | Iterable[ContextFn] | None) -> ContextFn | None:
-    """What is entered around each run of a block: the caller's, inside what keeps the block's buffers right."""
+def _context_fns(context_fn: ContextFn | Iterable[ContextFn] | None) -> list[ContextFn]:
     several = [context_fn] if callable(context_fn) else list(context_fn or ())
     for function in several:
         if not callable(function):
             raise TypeError(f"context_fn: {function!r} is not callable")
+    return several
+
+
+def _state(block: Block) -> list[ContextFn]:
+    """What keeps the state of a block right: outside of everything else that is entered around its runs."""
     if any(True for _ in block.module.buffers()) or any(None in m._buffers.values() for m in block.module.modules()):
-        several.insert(0, KeptBuffers(block.module, block.name))
+        return [KeptBuffers(block.module, block.name)]
+    return []
+
+
+def _compose(several: list[ContextFn]) -> ContextFn | None:
     return ComposedContextFn(several) if len(several) > 1 else next(iter(several), None)
 
 
@@ -136,11 +152,14 @@ def _choose(
     parts = {block.part for block in found}
     trainable_parts = {part_of(model, name) for name, p in model.named_parameters() if p.requires_grad}
     taken, rows = [], []
+    selected = _selected(found, config)
     for block in found:
         reason = ""
         inside = next((n for n in foreign if n == block.name or n.startswith(f"{block.name}.")), None)
         if not _in_scope(block.part, config.scope):
             reason = "out of scope"
+        elif block.name not in selected:
+            reason = "not among the layers"
         elif block.part != LANGUAGE and block.part not in trainable_parts:
             reason = "frozen: nothing in this part needs a gradient, so it saves nothing"
         elif inside is not None:
@@ -148,11 +167,32 @@ def _choose(
             _refuse(config, f"'{inside}' is {reason}; turn that off, so that nothing is recomputed twice")
         else:
             taken.append(block)
-        asked_here = "none" if reason == "out of scope" else asked
+        asked_here = "none" if reason in ("out of scope", "not among the layers") else asked
         rows.append(BlockGroup((block.name,), block.part, block.why, asked_here, "none" if reason else asked, reason))
     if found and not any(_in_scope(part, config.scope) for part in parts):
         _refuse(config, f"scope: {config.scope!r} holds no block of this model; its parts are {sorted(parts)}")
     return taken, rows
+
+
+def _selected(found: list[Block], config: ActivationCheckpointingConfig) -> set[str]:
+    """Names of the blocks that `layers` selects; a part of the scope that it does not speak of is selected whole."""
+    by_part: dict[str, list[str]] = {}
+    for block in found:
+        if _in_scope(block.part, config.scope):
+            by_part.setdefault(block.part, []).append(block.name)
+    layers = config.layers
+    selected = set()
+    for part, names in by_part.items():
+        text = layers.get(part) if isinstance(layers, dict) else layers
+        try:
+            selected.update(names if text is None else [names[i] for i in select_layers(text, names)])
+        except ValueError as error:
+            raise ActivationCheckpointingError(f"layers: {error}; part {part!r}") from None
+    if isinstance(layers, dict) and (unknown := [part for part in layers if part not in by_part]):
+        raise ActivationCheckpointingError(
+            f"layers: {unknown[0]!r} is no part of this model in the scope; its parts are {sorted(by_part)}"
+        )
+    return selected
 
 
 def _refuse(config: ActivationCheckpointingConfig, message: str) -> None:

@@ -1,14 +1,17 @@
 """The settings of activation checkpointing, as plain data. Loads without torch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
+
+from ac_core.layers import check_layers
 
 PolicyName = Literal["none", "full", "selective", "budget"]
 ScopeName = Literal["all", "language", "vision", "audio", "multimodal"]
 Scope = ScopeName | tuple[ScopeName, ...]
+FamilyName = Literal["attention", "matmul", "collective", "router"]
 
-AVAILABLE_POLICIES = ("none", "full")
+AVAILABLE_POLICIES = ("none", "full", "selective")
 """The policies that this version applies. The others have a name already so that a recipe that asks for one is told
 so, and is never trained with a weaker policy."""
 
@@ -18,9 +21,16 @@ class ActivationCheckpointingConfig:
     """Which blocks are checkpointed, and how.
 
     policy: what a block keeps for backward. `False` or `"none"`: everything. `True` or `"full"`: its input alone; its
-        forward runs once more in the backward. Stored as the name.
+        forward runs once more in the backward. `"selective"`: its input and the outputs of chosen calls, which the
+        recompute does not make again. Stored as the name.
     scope: the parts of the model that are checkpointed: `"all"`, one part, `"multimodal"` (every part that is not
         language), or several of them.
+    layers: which blocks of each part in the scope. `"0-7,12-"`, `"-2:"`: positions among the blocks of the part;
+        `"every:2"`: every second, from the first; a glob over block names; or one of these by part,
+        `{"language": "0-7", "vision": "every:2"}`. `None`: all.
+    save: what `selective` keeps: families (`"attention"`, `"matmul"`, `"collective"`, `"router"`), globs over names of
+        modules in the blocks (`"mlp.gate_proj"`), or ops (`"aten::mm"`). `None`: attention, collectives, the router's
+        choice, and part of the matmuls.
     preserve_rng_state: replay the random numbers of the forward in the recompute. Without it, a block that draws
         any raises in its first forward.
     early_stop: end the recompute with the last tensor that the backward needs.
@@ -33,6 +43,8 @@ class ActivationCheckpointingConfig:
 
     policy: bool | PolicyName | None = "full"
     scope: Scope = "all"
+    layers: str | dict[str, str] | None = None
+    save: tuple[str, ...] | None = None
     preserve_rng_state: bool = True
     early_stop: bool = True
     strict: bool = True
@@ -40,6 +52,10 @@ class ActivationCheckpointingConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "policy", policy_name(self.policy, field="policy"))
         object.__setattr__(self, "scope", scope_names(self.scope, field="scope"))
+        object.__setattr__(self, "layers", _layers(self.layers))
+        object.__setattr__(self, "save", _save(self.save))
+        if self.save is not None and self.policy != "selective":
+            raise ValueError(f"save: {self.save!r} belongs to policy 'selective'; with {self.policy!r} nothing is kept")
         for name in ("preserve_rng_state", "early_stop", "strict"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ValueError(f"{name}: {value!r} is not true or false")
@@ -74,6 +90,41 @@ def scope_names(value: object, *, field: str) -> Scope:
         if part not in names:
             raise ValueError(f"{field}: {part!r} in the list is not one of {_listed(names)}")
     return tuple(value)
+
+
+def _layers(value: object) -> str | dict[str, str] | None:
+    if value is None:
+        return None
+    by_part = value if isinstance(value, Mapping) else {"": value}
+    for part, text in by_part.items():
+        if problem := check_layers(text):
+            raise ValueError(f"layers: {f'for {part!r}: ' if part else ''}{problem}")
+    return dict(value) if isinstance(value, Mapping) else str(value)
+
+
+def _save(value: object) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    families = get_args(FamilyName)
+    valid = f"a family ({_listed(families)}), a glob over module names, or an op such as 'aten::mm'"
+    names = (value,) if isinstance(value, str) else value
+    if not isinstance(names, Sequence) or not names:
+        raise ValueError(f"save: {value!r} is not a list of names, each {valid}")
+    for name in names:
+        if not isinstance(name, str) or not name:
+            # An op packet stands for several ops, and torch's own policies have taken it for none of them.
+            written = str(name).replace(".", "::", 1)
+            hint = f"; write {written!r}" if type(name).__name__ in ("OpOverloadPacket", "OpOverload") else ""
+            raise ValueError(f"save: {name!r} is not {valid}{hint}")
+        if name.startswith(("aten.", "torch.ops.")):
+            written = name.removeprefix("torch.ops.").replace(".", "::", 1)
+            raise ValueError(f"save: {name!r} is not {valid}; write {written!r}")
+        if "::" in name:
+            from ac_core.selective.ops import check_op_name
+
+            if problem := check_op_name(name, imported=False):
+                raise ValueError(f"save: {problem}")
+    return tuple(names)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -30,13 +30,21 @@ class CheckpointedForward:
     """
 
     def __init__(
-        self, module: nn.Module, name: str, *, preserve_rng_state: bool, early_stop: bool, context_fn: ContextFn | None
+        self,
+        module: nn.Module,
+        name: str,
+        *,
+        preserve_rng_state: bool,
+        early_stop: bool,
+        context_fn: ContextFn | None,
+        compiled_context_fn: ContextFn | None,
     ) -> None:
         self.module = module
         self.name = name
         self.preserve_rng_state = preserve_rng_state
         self.early_stop = early_stop
         self.context_fn = context_fn
+        self.compiled_context_fn = compiled_context_fn
         self.enabled = True
         self.replaced = module.__dict__.get("forward")  # an instance's own forward, put there by another tool
 
@@ -59,7 +67,8 @@ class CheckpointedForward:
         # Keyword arguments travel as positional ones. So `checkpoint` saves their tensors as it saves all its inputs,
         # with a version check and through outer saved-tensor hooks, and no name collides with one of its own options.
         # No `context_fn` rather than the one that does nothing: torch.compile can trace only the former.
-        contexts = {} if self.context_fn is None else {"context_fn": self.context_fn}
+        context_fn = self.compiled_context_fn if is_compiling() else self.context_fn
+        contexts = {} if context_fn is None else {"context_fn": context_fn}
         return checkpoint(
             self._run,
             _Call(),

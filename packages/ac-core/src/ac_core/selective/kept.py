@@ -1,0 +1,161 @@
+"""Kept calls: made once in the forward of a region, and jumped over in its recompute."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from ac_core.selective.random import RandomState
+from ac_core.selective.saved import CallSaves, discarded, hand_to_region
+
+Key = tuple[str, str, int]
+"""A call inside a block: path of the module that makes it, what it calls, and how many times it has before."""
+
+
+@dataclass(slots=True)
+class _Output:
+    """One tensor of a kept call's result, or the place of the input that was returned as it came."""
+
+    tensor: Tensor | None
+    version: int = 0
+    requires_grad: bool = False
+    input: int | None = None
+
+    @property
+    def unchanged(self) -> bool:
+        return self.tensor is None or self.tensor._version == self.version
+
+    def serve(self, inputs: list[Tensor]) -> Tensor:
+        if self.tensor is None:
+            return inputs[self.input]  # type: ignore[index]
+        # An alias: what the block does to it in place must not reach the kept tensor.
+        return self.tensor.detach().requires_grad_(self.requires_grad)
+
+
+@dataclass(slots=True)
+class Kept:
+    """What the forward leaves of a kept call for the recompute.
+
+    handed: which inputs the region gives back. outputs: the result, gone once it was served: a second backward makes
+    the call again. random: the generators' states after the call, if it drew. held: bytes that its autograd nodes hold,
+    by storage.
+    """
+
+    handed: tuple[int, ...]
+    outputs: list[Any] | None
+    spec: TreeSpec | None
+    random: RandomState | None
+    held: dict[int, int]
+
+
+@dataclass
+class Region:
+    """One forward of a block, and its recomputes.
+
+    decision: what to keep, settled when the forward begins: a recompute must do as its forward did, whatever has been
+    learnt in between. observer: watches the calls, in a block's first step. mode: the function mode that is on.
+    """
+
+    decision: Any
+    observer: Any = None
+    kept: dict[Key, Kept] = field(default_factory=dict)
+    counts: dict[tuple[str, str], int] = field(default_factory=dict)
+    recomputing: bool = False
+    mode: Any = None
+
+    def key(self, path: str, what: str) -> Key:
+        count = self.counts.get((path, what), 0)
+        self.counts[path, what] = count + 1
+        return path, what, count
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.regions: list[Region | None] = []
+
+
+_LOCAL = _Local()
+
+
+def current_region() -> Region | None:
+    """The innermost region that runs in this thread; None outside of regions and inside of a kept call."""
+    return _LOCAL.regions[-1] if _LOCAL.regions else None
+
+
+@contextmanager
+def entered(region: Region | None) -> Iterator[None]:
+    """Makes `region` the current one of this thread; None: no call is kept, whatever region is outside."""
+    _LOCAL.regions.append(region)
+    try:
+        yield
+    finally:
+        _LOCAL.regions.pop()
+
+
+def keep(
+    region: Region,
+    key: Key,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    draws: bool,
+) -> Any:
+    """Make the call in a forward, keeping its output; or, in a recompute, go on from the kept output.
+
+    draws: whether the call may draw random numbers.
+    """
+    inputs = list(tensors_in((*args, *kwargs.values())))
+    if region.recomputing:
+        return _serve(region.kept[key], lambda: function(*args, **kwargs), inputs)
+    saves = CallSaves(inputs)
+    before = RandomState.of(inputs) if draws else None
+    with entered(None), saves.hooks():
+        result = function(*args, **kwargs)
+    after = RandomState.of(inputs) if before is not None else None
+    handed = saves.hand_over()
+    leaves, spec = ([result], None) if isinstance(result, Tensor) else tree_flatten(result)
+    outputs = [_output(leaf, inputs) for leaf in leaves]
+    region.kept[key] = Kept(handed, outputs, spec, after if after != before else None, saves.held)
+    return result
+
+
+def _serve(kept: Kept, call: Callable[[], Any], inputs: list[Tensor]) -> Any:
+    outputs = kept.outputs
+    if outputs is None or not all(o.unchanged for o in outputs if isinstance(o, _Output)):
+        # Served before, or changed in place by the block since. The inputs are those of the forward: make the call.
+        with entered(None), discarded():
+            result = call()
+        leaves, kept.spec = ([result], None) if isinstance(result, Tensor) else tree_flatten(result)
+        outputs = [_output(leaf, inputs) for leaf in leaves]
+    elif kept.random is not None:
+        kept.random.restore()
+    # The region may end the recompute right here, with the last tensor that it needs.
+    for index in kept.handed:
+        hand_to_region(inputs[index])
+    kept.outputs = None
+    values = [o.serve(inputs) if isinstance(o, _Output) else o for o in outputs]
+    return values[0] if kept.spec is None else tree_unflatten(values, kept.spec)
+
+
+def _output(leaf: Any, inputs: list[Tensor]) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    for index, given in enumerate(inputs):
+        if given is leaf:
+            return _Output(None, input=index)
+    return _Output(leaf.detach(), leaf._version, leaf.requires_grad)
+
+
+def tensors_in(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from tensors_in(value)
+        elif isinstance(value, dict):
+            yield from tensors_in(value.values())

@@ -1,0 +1,201 @@
+"""What is kept in which block: from the settings, from the modules, and from what the first step shows."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from ac_core.selective.budget import Candidate, spend
+from ac_core.selective.families import ATTENTION, COLLECTIVE, MATMUL, ROUTER, CallKind, matmul_leaf
+from ac_core.selective.kept import Key
+
+_DEFAULT = (ATTENTION, COLLECTIVE, ROUTER)  # and part of the matmuls
+_FAMILIES = (*_DEFAULT, MATMUL)
+FORWARD = "forward"
+"""What a key says of a call that is a whole module's forward."""
+
+
+@dataclass(frozen=True)
+class SaveRule:
+    """The `save` setting, sorted. Without one: attention, collectives, routing, and part of the matmuls."""
+
+    families: frozenset[str] = frozenset(_DEFAULT)
+    ops: frozenset[str] = frozenset()
+    globs: tuple[str, ...] = ()
+    part_of_matmuls: bool = True
+
+    @classmethod
+    def of(cls, save: Iterable[str] | None) -> "SaveRule":
+        if save is None:
+            return cls()
+        names = tuple(save)
+        return cls(
+            frozenset(n for n in names if n in _FAMILIES),
+            frozenset(n.partition(".")[0] for n in names if "::" in n),
+            tuple(n for n in names if n not in _FAMILIES and "::" not in n),
+            part_of_matmuls=False,
+        )
+
+    def keeps(self, kind: CallKind) -> bool:
+        """Whether every call of this kind is to be kept."""
+        return kind.family in self.families or not self.ops.isdisjoint(kind.ops)
+
+    def keeps_module(self, block: str, path: str) -> bool:
+        """Whether a glob names the module at `path` in the block called `block`."""
+        return any(fnmatchcase(path, glob) or fnmatchcase(f"{block}.{path}", glob) for glob in self.globs)
+
+
+@dataclass
+class Site:
+    """What is known of a call in a block. nbytes: of the output; intensity: FLOPs that produced it, a byte."""
+
+    kind: CallKind
+    nbytes: float
+    intensity: float
+    held: int = 0
+    needed: bool = True
+    weight: bool = False
+    """One factor is a weight matrix: a matmul of which the policy may keep part."""
+
+
+@dataclass
+class Unit:
+    """What the first forward shows of a module that makes several calls. held: bytes that it saves for backward besides
+    its inputs and parameters, its output included."""
+
+    held: int
+    needed: bool = True
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a block keeps.
+
+    calls: whose outputs are kept. modules: those that are kept as one call, in place of the calls they make. active:
+    modules in whose own forward functions are to be intercepted; None: in all, since the block's calls are not known
+    yet, and what the rule names is kept as it comes.
+    """
+
+    rule: SaveRule
+    calls: frozenset[Key] = frozenset()
+    modules: frozenset[str] = frozenset()
+    active: frozenset[str] | None = None
+
+    def keeps(self, key: Key, kind: CallKind) -> bool:
+        """Whether to keep the call that is about to be made."""
+        return key in self.calls or key[0] in self.modules or (self.active is None and self.rule.keeps(kind))
+
+    def intercepts(self, path: str) -> bool:
+        """Whether to watch the functions that the module at `path` calls."""
+        return self.active is None or path in self.active
+
+
+@dataclass
+class BlockPlan:
+    """The calls of one block and, at any time, the decision about them.
+
+    named: modules that a glob of the rule names, and whether a recompute needs them. learnt: the first step has shown
+    the calls.
+    """
+
+    decision: Decision
+    named: dict[str, bool] = field(default_factory=dict)
+    sites: dict[Key, Site] = field(default_factory=dict)
+    units: dict[str, Unit] = field(default_factory=dict)
+    learnt: bool = False
+    stale: bool = True
+
+    def ran_again(self, key: Key) -> None:
+        """A recompute made this call: it was not kept. If that was because none needed it, now one does."""
+        site = self.sites.get(key)
+        if site is not None and self.learnt and not site.needed:
+            site.needed = self.stale = True
+
+    def not_asked_for(self, keys: Iterable[Key]) -> None:
+        """A recompute ended without these kept outputs: so they need not be kept."""
+        for key in keys:
+            if self.named.get(key[0]):
+                self.named[key[0]], self.stale = False, True
+            known = self.units.get(key[0]) if key[0] in self.decision.modules else self.sites.get(key)
+            if known is not None and known.needed:
+                known.needed, self.stale = False, True
+
+
+@dataclass
+class ModelPlan:
+    """The plans of the checkpointed blocks, in order: what one block does not use of the budget goes to the next."""
+
+    rule: SaveRule
+    blocks: list[BlockPlan] = field(default_factory=list)
+
+    def add(self, name: str, block: nn.Module) -> BlockPlan:
+        """A plan for one more block, from what its modules tell."""
+        plan = BlockPlan(Decision(self.rule))
+        for path, module in block.named_modules():
+            if path and self.rule.keeps_module(name, path) and not any(inside(path, other) for other in plan.named):
+                plan.named[path] = True
+            leaf = matmul_leaf(module)
+            if leaf is not None and leaf.features is not None and not _is_one_of_many(block, path):
+                # Bytes in units of one row of output elements: until the first step shows the real ones.
+                plan.sites[path, FORWARD, 0] = Site(LEAF, leaf.features, leaf.inner, weight=True)
+        self.blocks.append(plan)
+        return plan
+
+    def decide(self) -> None:
+        """Choose what each block keeps, if a step has shown something new since the last time."""
+        if not any(plan.stale for plan in self.blocks):
+            return
+        by_budget = spend([_candidates(plan) for plan in self.blocks]) if self.rule.part_of_matmuls else None
+        for index, plan in enumerate(self.blocks):
+            kept = {key for key, site in plan.sites.items() if site.needed and self.rule.keeps(site.kind)}
+            if by_budget is not None:
+                kept |= by_budget[index]
+            modules = _merge(plan, kept) | {path for path, needed in plan.named.items() if needed}
+            calls = frozenset(key for key in kept if not any(inside(key[0], module) for module in modules))
+            active = frozenset(path for path, what, _ in calls if what != FORWARD) if plan.learnt else None
+            plan.decision, plan.stale = Decision(self.rule, calls, modules, active), False
+
+
+LEAF = CallKind(FORWARD, MATMUL, frozenset(("aten::linear", "aten::mm", "aten::addmm")))
+
+
+def _candidates(plan: BlockPlan) -> list[Candidate[Key]]:
+    attentive = {key[0] for key, site in plan.sites.items() if site.kind.family == ATTENTION}
+    return [
+        Candidate(key, site.nbytes, site.intensity, site.needed, any(inside(key[0], owner) for owner in attentive))
+        for key, site in plan.sites.items()
+        if site.weight and site.kind.family == MATMUL
+    ]
+
+
+def _merge(plan: BlockPlan, kept: set[Key]) -> frozenset[str]:
+    """Modules that can be kept as one call for no more bytes than the calls they make.
+
+    So the recompute does not even enter an attention module. A module in which a matmul is not kept is not merged, nor
+    one that saves more than the outputs of its calls (eager attention, norms between the projections).
+    """
+    merged: list[str] = []
+    for path, unit in sorted(plan.units.items(), key=lambda item: item[0].count(".")):
+        if not unit.needed or any(inside(path, other) for other in merged):
+            continue
+        inner = {key: site for key, site in plan.sites.items() if inside(key[0], path)}
+        heavy = [key for key, site in inner.items() if site.kind.family in (MATMUL, ATTENTION) and site.needed]
+        separate = sum(site.nbytes + site.held for key, site in inner.items() if key in kept)
+        if heavy and kept.issuperset(heavy) and unit.held <= 1.02 * separate:
+            merged.append(path)
+    return frozenset(merged)
+
+
+def inside(path: str, module: str) -> bool:
+    return path == module or path.startswith(f"{module}.")
+
+
+def _is_one_of_many(block: nn.Module, path: str) -> bool:
+    """Whether the module lies in a list inside of the block: an expert, which sees a part of the tokens, or none."""
+    module = block
+    for token in path.split(".")[:-1]:
+        if isinstance(module, nn.ModuleList | nn.ModuleDict):
+            return True
+        module = getattr(module, token)
+    return isinstance(module, nn.ModuleList | nn.ModuleDict)

@@ -1,0 +1,174 @@
+"""The places in a block where calls are intercepted: its leaf matmuls, and the modules that call functions."""
+
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch import nn
+from torch.compiler import is_compiling
+from torch.overrides import TorchFunctionMode
+
+from ac_core.selective.families import MATMUL, CallKind, is_unsavable, kind_of, matmul_leaf
+from ac_core.selective.kept import Key, Region, current_region, entered, keep, tensors_in
+from ac_core.selective.plan import FORWARD, LEAF, BlockPlan
+
+# NOTE [ Sites ]
+# A function mode around a whole block would see every call, and cost a microsecond for each, `.shape` included. So
+# modules are given a forward of their own on the instance, as blocks are (NOTE [ Attachment ]): a leaf matmul decides
+# for itself, without any mode; a module that calls functions pushes a mode for its own forward, and only if the first
+# step has shown that one of them is kept.
+
+
+class _Site:
+    """The base of what stands in for the forward of a module inside a block."""
+
+    def __init__(self, module: nn.Module, path: str, plan: BlockPlan) -> None:
+        self.module = module
+        self.path = path
+        self.plan = plan
+        self.replaced = module.__dict__.get("forward")
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._original)
+
+    @property
+    def _original(self) -> Callable[..., Any]:
+        return self.replaced or type(self.module).forward.__get__(self.module)
+
+
+class LeafSite(_Site):
+    """A module whose forward is one matmul."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        region = None if is_compiling() else current_region()
+        if region is None:
+            return self._original(*args, **kwargs)
+        key = region.key(self.path, FORWARD)
+        if _is_kept(region, key, LEAF):
+            result = keep(region, key, self._original, args, kwargs, draws=False)
+        else:
+            with nullcontext() if region.mode is None else entered(None):  # the mode would see the same call again
+                result = self._original(*args, **kwargs)
+            if region.recomputing:
+                self.plan.ran_again(key)
+        if region.observer is not None:
+            region.observer.called(region, key, LEAF, (*args, self.module.weight), result)
+        return result
+
+
+class OwnerSite(_Site):
+    """A module that may call functions worth keeping, or be kept as a whole."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        region = None if is_compiling() else current_region()
+        if region is None:
+            return self._original(*args, **kwargs)
+        key = region.key(self.path, FORWARD)
+        if key in region.kept if region.recomputing else self.path in region.decision.modules:
+            return keep(region, key, self._original, args, kwargs, draws=True)
+        if region.observer is None:
+            with functions_of(region, self.path):
+                return self._original(*args, **kwargs)
+        if region.recomputing:
+            with functions_of(region, self.path):
+                result = self._original(*args, **kwargs)
+            region.observer.reached(self.path)
+            return result
+        unit = region.observer.enter(list(tensors_in((*args, *kwargs.values()))), self.module)
+        with functions_of(region, self.path), unit.hooks():
+            result = self._original(*args, **kwargs)
+        region.observer.left(self.path, unit, result)
+        return result
+
+
+def functions_of(region: Region, path: str) -> AbstractContextManager[Any]:
+    """Intercepts the functions that the module at `path` calls in its own forward, where the region wants that."""
+    if region.mode is not None:
+        return _At(region.mode, path)
+    return _Functions(region, path) if region.decision.intercepts(path) else nullcontext()
+
+
+class _Functions(TorchFunctionMode):
+    """The function mode of a region; there is one at a time."""
+
+    def __init__(self, region: Region, path: str) -> None:
+        super().__init__()
+        self._region = region
+        self.path = path
+
+    def __enter__(self) -> "_Functions":
+        self._region.mode = self
+        return super().__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        self._region.mode = None
+        super().__exit__(*exception)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        kind = kind_of(func)
+        region = self._region
+        of_interest = kind.family or region.decision.rule.keeps(kind)
+        if not of_interest or current_region() is not region or is_unsavable(kind, kwargs):
+            return func(*args, **kwargs)
+        key = region.key(self.path, kind.name)
+        if _is_kept(region, key, kind):
+            result = keep(region, key, func, args, kwargs, draws=kind.family != MATMUL)
+        else:
+            result = func(*args, **kwargs)
+        if region.observer is not None:
+            region.observer.called(region, key, kind, args, result)
+        return result
+
+
+class _At:
+    """The mode that is on already sees calls of a module further in."""
+
+    def __init__(self, mode: _Functions, path: str) -> None:
+        self._mode, self._path = mode, path
+
+    def __enter__(self) -> None:
+        self._outer, self._mode.path = self._mode.path, self._path
+
+    def __exit__(self, *_: object) -> None:
+        self._mode.path = self._outer
+
+
+def _is_kept(region: Region, key: Key, kind: CallKind) -> bool:
+    return key in region.kept if region.recomputing else region.decision.keeps(key, kind)
+
+
+def attach_sites(block: nn.Module, plan: BlockPlan) -> None:
+    """Give the modules inside `block` their sites. A module under two names gets the first."""
+    for path, module in block.named_modules():
+        if module is block:
+            continue
+        if matmul_leaf(module) is not None:
+            module.forward = LeafSite(module, path, plan)  # type: ignore[assignment]
+        elif path in plan.named or not _calls_nothing(module):
+            module.forward = OwnerSite(module, path, plan)  # type: ignore[assignment]
+
+
+def detach_sites(model: nn.Module) -> None:
+    """Undo `attach_sites` on every block of `model`."""
+    for module in model.modules():
+        site = module.__dict__.get("forward")
+        if isinstance(site, _Site):
+            if site.replaced is None:
+                del module.forward
+            else:
+                module.forward = site.replaced
+
+
+def _calls_nothing(module: nn.Module) -> bool:
+    """A leaf that is known to call nothing worth keeping: norms, activations, dropouts; a list has no forward."""
+    if isinstance(module, nn.ModuleList | nn.ModuleDict):
+        return True
+    if any(True for _ in module.children()):
+        return False
+    own = list(module.parameters(recurse=False))
+    return type(module).__module__.startswith("torch.nn.modules.") or (bool(own) and all(p.dim() <= 1 for p in own))
