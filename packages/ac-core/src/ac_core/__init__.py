@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ac_core.apply import apply_activation_checkpointing, remove_activation_checkpointing
     from ac_core.discovery.blocks import Block, find_blocks
     from ac_core.errors import ActivationCheckpointingError
+    from ac_core.proof.trace import Trace, TracedOp, trace_decisions
     from ac_core.report import BlockGroup, Report
 
 __version__ = "0.1.0"
@@ -29,6 +30,9 @@ _HOME = {
     "Block": "ac_core.discovery.blocks",
     "BlockGroup": "ac_core.report",
     "Report": "ac_core.report",
+    "Trace": "ac_core.proof.trace",
+    "TracedOp": "ac_core.proof.trace",
+    "trace_decisions": "ac_core.proof.trace",
     "apply_activation_checkpointing": "ac_core.apply",
     "find_blocks": "ac_core.discovery.blocks",
     "remove_activation_checkpointing": "ac_core.apply",
@@ -43,9 +47,12 @@ __all__ = [
     "FSDP2Config",
     "MegatronFSDPConfig",
     "Report",
+    "Trace",
+    "TracedOp",
     "apply_activation_checkpointing",
     "find_blocks",
     "remove_activation_checkpointing",
+    "trace_decisions",
 ]
 
 

@@ -13,6 +13,7 @@ from ac_core.discovery.blocks import Block, BlockChoice, candidate_containers, f
 from ac_core.discovery.parts import LANGUAGE, part_of
 from ac_core.errors import ActivationCheckpointingError
 from ac_core.layers import select_layers
+from ac_core.proof.trace import trace_if_asked
 from ac_core.region.buffers import KeptBuffers
 from ac_core.region.cache import turn_cache_off, turn_cache_on
 from ac_core.region.contexts import ComposedContextFn, ContextFn
@@ -89,6 +90,7 @@ def apply_activation_checkpointing(
         )
     notes = []
     if taken:
+        trace_if_asked()
         configs = turn_cache_off(model)
         setattr(model, _RECORD, _Applied(configs))
         if configs:

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ac_core.errors import ActivationCheckpointingError
 from ac_core.region.contexts import ContextFn
+from ac_core.region.watch import watched, watching
 
 # NOTE [ Attachment ]
 # A block is checkpointed by putting a `CheckpointedForward` into its instance as `forward`. That keeps everything
@@ -85,9 +86,13 @@ class CheckpointedForward:
         kwargs = dict(zip(names, values, strict=False))
         if is_compiling():
             return self._original(*values[len(names) :], **kwargs)
-        call.check_parameters(self)
+        recomputing = call.check_parameters(self)
         random = None if self.preserve_rng_state else _random_states()
-        output = self._original(*values[len(names) :], **kwargs)
+        if watched():
+            with watching(self.module, self.name, call, recomputing=recomputing):
+                output = self._original(*values[len(names) :], **kwargs)
+        else:
+            output = self._original(*values[len(names) :], **kwargs)
         if random is not None and not all(map(equal, random, _random_states())):
             raise ActivationCheckpointingError(
                 f"block '{self.name}' draws random numbers (a dropout, a jitter), and with preserve_rng_state=False "
@@ -142,11 +147,12 @@ class _Call:
     def __init__(self) -> None:
         self._parameters: list[tuple[str, Tensor, int]] | None = None
 
-    def check_parameters(self, forward: CheckpointedForward) -> None:
+    def check_parameters(self, forward: CheckpointedForward) -> bool:
+        """Raises if a recompute would see other parameters than the forward; returns whether this is a recompute."""
         now = [(name, p, p._version) for name, p in forward.module.named_parameters()]
         if self._parameters is None:
             self._parameters = now
-            return
+            return False
         for (name, was, version), (_, p, now_version) in zip(self._parameters, now, strict=True):
             if p is not was or now_version != version:
                 how = "is another tensor" if p is not was else "was modified in place"
@@ -155,6 +161,7 @@ class _Call:
                     "give gradients of another function; run backward before the optimizer's step, and inside the same "
                     "torch.func.functional_call as the forward"
                 )
+        return True
 
 
 def _random_states() -> list[Tensor]:

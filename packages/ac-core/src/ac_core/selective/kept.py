@@ -75,7 +75,7 @@ class Region:
 
 class _Local(threading.local):
     def __init__(self) -> None:
-        self.regions: list[Region | None] = []
+        self.regions: list[Region | Key | None] = []
 
 
 _LOCAL = _Local()
@@ -83,12 +83,20 @@ _LOCAL = _Local()
 
 def current_region() -> Region | None:
     """The innermost region that runs in this thread; None outside of regions and inside of a kept call."""
-    return _LOCAL.regions[-1] if _LOCAL.regions else None
+    top = _LOCAL.regions[-1] if _LOCAL.regions else None
+    return top if isinstance(top, Region) else None
+
+
+def current_kept_call() -> str | None:
+    """The kept call that runs in this thread, as `path.function`; None outside of kept calls."""
+    top = _LOCAL.regions[-1] if _LOCAL.regions else None
+    return ".".join(filter(None, top[:2])) if isinstance(top, tuple) else None
 
 
 @contextmanager
-def entered(region: Region | None) -> Iterator[None]:
-    """Makes `region` the current one of this thread; None: no call is kept, whatever region is outside."""
+def entered(region: Region | Key | None) -> Iterator[None]:
+    """Makes `region` the current one of this thread. With a kept call, or None, in its place nothing is kept, whatever
+    region is outside."""
     _LOCAL.regions.append(region)
     try:
         yield
@@ -114,7 +122,7 @@ def keep(
         return _serve(region.kept[key], lambda: function(*args, **kwargs), inputs)
     saves = CallSaves(inputs)
     before = RandomState.of(inputs) if draws else None
-    with entered(None), saves.hooks():
+    with entered(key), saves.hooks():
         result = function(*args, **kwargs)
     after = RandomState.of(inputs) if before is not None else None
     handed = saves.hand_over()
