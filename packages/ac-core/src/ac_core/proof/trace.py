@@ -22,7 +22,7 @@ Choice = Literal["SAVE", "RECOMPUTE", "ALTERNATE"]
 
 _VARIABLE = "NEMO_SELECTIVE_AC_TRACE"
 _LOGGER = logging.getLogger("ac_core.trace")
-_ALIASES = ("detach", "_unsafe_view")  # not marked as views of their input
+_ALIASES = ("aten::detach", "aten::_unsafe_view")  # not marked as views of their input
 
 
 @dataclass
@@ -206,14 +206,15 @@ class _Ops(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        if any(output.numel() for output in outputs) and not func.is_view and func._schema.name.partition("::")[2] not in _ALIASES:
+        name = str(func._schema.name)
+        if any(output.numel() for output in outputs) and not func.is_view and name not in _ALIASES:
             counter = flop_registry.get(func._overloadpacket)
             kept = current_kept_call()
             self.seen.append(
                 TracedOp(
                     block="",
                     layer=self._layer(),
-                    op=str(func._schema.name),
+                    op=name,
                     shape=tuple(outputs[0].shape),
                     nbytes=sum(output.numel() * output.element_size() for output in outputs),
                     flops=0 if counter is None else int(counter(*args, **kwargs, out_val=result)),
