@@ -3,20 +3,22 @@
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
 from ac_core.config import ActivationCheckpointingConfig, PolicyName, Scope
 from ac_core.discovery.blocks import Block, BlockChoice, candidate_containers, find_blocks
-from ac_core.discovery.parts import LANGUAGE, part_of
+from ac_core.discovery.parts import LANGUAGE
 from ac_core.errors import ActivationCheckpointingError
 from ac_core.region.buffers import KeptBuffers
-from ac_core.region.cache import turn_cache_off, turn_cache_on
+from ac_core.region.cache import takes_cache, turn_cache_off, turn_cache_on, why_cache_is_needed
 from ac_core.region.contexts import ComposedContextFn, ContextFn
 from ac_core.region.forward import CheckpointedForward, checkpointed_forwards
+from ac_core.region.submodules import submodules_beside_attention
 from ac_core.report import BlockGroup, Report, group_blocks
+from ac_core.trainability import FROZEN, frozen_parts
 
 _RECORD = "_ac_core_applied"
 
@@ -26,7 +28,7 @@ class _Applied:
     """Left on the model that `apply` was called with, so that `remove` can undo it, from a copy or an unpickled model
     as well."""
 
-    configs_with_cache: list[Any]
+    configs_with_cache: list[tuple[Any, Any]]
 
 
 def apply_activation_checkpointing(
@@ -40,9 +42,10 @@ def apply_activation_checkpointing(
     """Checkpoint the blocks of `model`, in place, and say what was done.
 
     The forward of each chosen block is replaced on the instance; the module tree, parameter names, `state_dict` keys
-    and classes stay as they are. The key/value cache is turned off on every config in the model. May be called before
-    or after `fully_shard`, and before `DistributedDataParallel` or with the wrapped model. A mistake is raised before
-    anything is changed.
+    and classes stay as they are. The key/value cache is turned off on every config in the model; where it has to stay
+    on, blocks are checkpointed child by child around their attention, and the report says why. Blocks of a part that is
+    frozen are left out until something in them needs a gradient. May be called before or after `fully_shard`, and
+    before `DistributedDataParallel` or with the wrapped model. A mistake is raised before anything is changed.
 
     Args:
         model: any module.
@@ -70,8 +73,11 @@ def apply_activation_checkpointing(
         raise ActivationCheckpointingError(
             "ac-core already checkpoints this model; call remove_activation_checkpointing(model) first"
         )
-    taken, rows = _choose(model, found, config, chosen_by_caller=blocks is not None)
+    why_cache = "keep_cache=True" if config.keep_cache else why_cache_is_needed(model, (b.module for b in found))
+    frozen = frozen_parts(model, {block.part for block in found})
+    taken, rows = _choose(model, found, config, why_cache, frozen, chosen_by_caller=blocks is not None)
     contexts = [_compose(block, context_fn) for block in taken]
+    cached = turn_cache_off(model) if taken and not why_cache else []
     for block, context in zip(taken, contexts, strict=True):
         block.module.forward = CheckpointedForward(  # type: ignore[assignment]
             block.module,
@@ -79,14 +85,16 @@ def apply_activation_checkpointing(
             preserve_rng_state=config.preserve_rng_state,
             early_stop=config.early_stop,
             context_fn=context,
+            dormant=block.part in frozen,
         )
     notes = []
     if taken:
-        configs = turn_cache_off(model)
-        setattr(model, _RECORD, _Applied(configs))
-        if configs:
-            plural = "s" if len(configs) > 1 else ""
-            notes.append(f"key/value cache turned off for training (use_cache=False on {len(configs)} config{plural})")
+        setattr(model, _RECORD, _Applied(cached))
+    if cached:
+        plural = "s" if len(cached) > 1 else ""
+        notes.append(f"key/value cache turned off for training (use_cache=False on {len(cached)} config{plural})")
+    elif taken and why_cache:
+        notes.append(f"key/value cache left on: {why_cache}")
     scopes = (config.scope,) if isinstance(config.scope, str) else config.scope
     return Report(str(config.policy), scopes, group_blocks(rows), tuple(notes))
 
@@ -116,9 +124,16 @@ def _compose(block: Block, context_fn: ContextFn | Iterable[ContextFn] | None) -
 
 
 def _choose(
-    model: nn.Module, found: list[Block], config: ActivationCheckpointingConfig, *, chosen_by_caller: bool
+    model: nn.Module,
+    found: list[Block],
+    config: ActivationCheckpointingConfig,
+    why_cache: str,
+    frozen: set[str],
+    *,
+    chosen_by_caller: bool,
 ) -> tuple[list[Block], list[BlockGroup]]:
-    """The blocks to checkpoint, and a line of the report for every block. Raises, or warns, before any change."""
+    """What to checkpoint, which is a block or its pieces around attention, and a line of the report for every block.
+    Raises, or warns, before any change."""
     asked = str(config.policy)
     foreign = dict(_checkpointed_by_others(model))
     if asked == "none":
@@ -134,25 +149,39 @@ def _choose(
     if not found:
         _refuse(config, _no_blocks(model, chosen_by_caller=chosen_by_caller))
     parts = {block.part for block in found}
-    trainable_parts = {part_of(model, name) for name, p in model.named_parameters() if p.requires_grad}
     taken, rows = [], []
     for block in found:
-        reason = ""
+        applied, reason = "none", ""
         inside = next((n for n in foreign if n == block.name or n.startswith(f"{block.name}.")), None)
         if not _in_scope(block.part, config.scope):
             reason = "out of scope"
-        elif block.part != LANGUAGE and block.part not in trainable_parts:
-            reason = "frozen: nothing in this part needs a gradient, so it saves nothing"
         elif inside is not None:
             reason = f"already checkpointed by {foreign[inside]}"
             _refuse(config, f"'{inside}' is {reason}; turn that off, so that nothing is recomputed twice")
+        elif not (pieces := _pieces(block, why_cache)):
+            reason = "the cache stays on, and it takes the cache and holds nothing beside attention to checkpoint"
+            _refuse(config, f"block '{block.name}': {reason} ({why_cache}); choose the other blocks with blocks=")
         else:
-            taken.append(block)
+            taken += pieces
+            applied = asked if pieces == [block] else "sub-modules"
+            if applied == "sub-modules":
+                names = ", ".join(piece.name.removeprefix(f"{block.name}.") for piece in pieces)
+                reason = f"the cache stays on, so attention is run once and keeps what it saves; one by one: {names}"
+            if block.part in frozen:
+                applied, reason = "none", FROZEN
         asked_here = "none" if reason == "out of scope" else asked
-        rows.append(BlockGroup((block.name,), block.part, block.why, asked_here, "none" if reason else asked, reason))
+        rows.append(BlockGroup((block.name,), block.part, block.why, asked_here, applied, reason))
     if found and not any(_in_scope(part, config.scope) for part in parts):
         _refuse(config, f"scope: {config.scope!r} holds no block of this model; its parts are {sorted(parts)}")
     return taken, rows
+
+
+def _pieces(block: Block, why_cache: str) -> list[Block]:
+    """The block itself or, where a cache stays on and it takes one, what can be run again inside it."""
+    if not (why_cache and takes_cache(block.module)):
+        return [block]
+    inside = submodules_beside_attention(block.name, block.module)
+    return [replace(block, name=name, module=module) for name, module in inside]
 
 
 def _refuse(config: ActivationCheckpointingConfig, message: str) -> None:
