@@ -76,24 +76,27 @@ def apply_activation_checkpointing(
     why_cache = "keep_cache=True" if config.keep_cache else why_cache_is_needed(model, (b.module for b in found))
     frozen = frozen_parts(model, {block.part for block in found})
     taken, rows = _choose(model, found, config, why_cache, frozen, chosen_by_caller=blocks is not None)
-    contexts = [_compose(block, context_fn) for block in taken]
-    cached = turn_cache_off(model) if taken and not why_cache else []
-    for block, context in zip(taken, contexts, strict=True):
-        block.module.forward = CheckpointedForward(  # type: ignore[assignment]
-            block.module,
-            block.name,
+    # By identity: a module that blocks share becomes one region.
+    pieces = {id(p.module): (p, block) for block in reversed(taken) for p in _pieces(block, why_cache)}
+    regions = [(piece, block, _compose(piece, context_fn)) for piece, block in pieces.values()]
+    cached = turn_cache_off(model) if regions and not why_cache else []
+    for piece, block, context in regions:
+        piece.module.forward = CheckpointedForward(  # type: ignore[assignment]
+            piece.module,
+            piece.name,
+            block=block.module,
             preserve_rng_state=config.preserve_rng_state,
             early_stop=config.early_stop,
             context_fn=context,
             dormant=block.part in frozen,
         )
     notes = []
-    if taken:
+    if regions:
         setattr(model, _RECORD, _Applied(cached))
     if cached:
         plural = "s" if len(cached) > 1 else ""
         notes.append(f"key/value cache turned off for training (use_cache=False on {len(cached)} config{plural})")
-    elif taken and why_cache:
+    elif regions and why_cache:
         notes.append(f"key/value cache left on: {why_cache}")
     scopes = (config.scope,) if isinstance(config.scope, str) else config.scope
     return Report(str(config.policy), scopes, group_blocks(rows), tuple(notes))
@@ -132,8 +135,7 @@ def _choose(
     *,
     chosen_by_caller: bool,
 ) -> tuple[list[Block], list[BlockGroup]]:
-    """What to checkpoint, which is a block or its pieces around attention, and a line of the report for every block.
-    Raises, or warns, before any change."""
+    """The blocks to checkpoint, and a line of the report for every block. Raises, or warns, before any change."""
     asked = str(config.policy)
     foreign = dict(_checkpointed_by_others(model))
     if asked == "none":
@@ -162,7 +164,7 @@ def _choose(
             reason = "the cache stays on, and it takes the cache and holds nothing beside attention to checkpoint"
             _refuse(config, f"block '{block.name}': {reason} ({why_cache}); choose the other blocks with blocks=")
         else:
-            taken += pieces
+            taken.append(block)
             applied = asked if pieces == [block] else "sub-modules"
             if applied == "sub-modules":
                 names = ", ".join(piece.name.removeprefix(f"{block.name}.") for piece in pieces)

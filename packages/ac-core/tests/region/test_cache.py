@@ -229,6 +229,45 @@ def test_keys_shared_through_the_cache_keep_it_and_attention_is_run_once(assert_
     assert all("forward" not in vars(module) for module in model.modules())
 
 
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["copy", "pickle"])
+def test_a_model_in_pieces_keeps_its_surface_and_its_copies_their_weights(duplicate, assert_same_step):
+    def surface(m):
+        return list(m.state_dict()), [n for n, _ in m.named_parameters()], [(n, type(x)) for n, x in m.named_modules()]
+
+    model, plain = build(shared_layers=2), build(shared_layers=2)
+    apply_activation_checkpointing(model)
+    assert surface(model) == surface(plain)
+    twin = duplicate(model)
+    with torch.no_grad():
+        for m in (twin, plain):
+            for p in m.parameters():
+                p.mul_(1.5)
+    assert_same_step(twin, plain)
+    remove_activation_checkpointing(twin)
+    assert all("forward" not in vars(module) for module in twin.modules())
+    assert_same_step(model, build(shared_layers=2))
+
+
+def test_a_piece_that_two_blocks_share_is_checkpointed_once(assert_same_step, runs_of):
+    def tied():
+        model = build(shared_layers=2)
+        model.layers[1].mlp = model.layers[0].mlp
+        return model
+
+    model = tied()
+    apply_activation_checkpointing(model)
+    assert_same_step(model, tied())
+    assert runs_of(model, model.layers[0].mlp.up) == 4
+
+
+def test_another_tools_checkpointing_of_the_whole_block_is_an_error():
+    model = build(shared_layers=2)
+    apply_activation_checkpointing(model)
+    model.layers[0].gradient_checkpointing = True
+    with pytest.raises(ActivationCheckpointingError, match="gradient_checkpointing_disable"):
+        model(IDS)
+
+
 def test_a_prefix_in_the_cache_gets_its_gradient_where_the_cache_is_kept():
     def step(model):
         torch.manual_seed(1)

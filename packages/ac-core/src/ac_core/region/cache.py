@@ -31,7 +31,7 @@ from torch import nn
 from ac_core.errors import ActivationCheckpointingError
 
 _CACHE_ARGUMENT = re.compile(r"(?!use_)(\w+_)?caches?(_params)?|past_(key|kv)\w*|layer_past")
-_SHARED_ARGUMENT = re.compile(r"\w*shared\w*")
+_SHARED_ARGUMENT = re.compile(r"(?=\w*shared)\w*(kv|key|state)\w*")
 
 
 def turn_cache_off(model: nn.Module) -> list[tuple[Any, Any]]:

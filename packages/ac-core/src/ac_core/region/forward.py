@@ -37,6 +37,7 @@ class CheckpointedForward:
         module: nn.Module,
         name: str,
         *,
+        block: nn.Module | None = None,
         preserve_rng_state: bool,
         early_stop: bool,
         context_fn: ContextFn | None,
@@ -44,6 +45,7 @@ class CheckpointedForward:
     ) -> None:
         self.module = module
         self.name = name
+        self.block = block or module  # differs where a block is checkpointed in pieces
         self.dormant = dormant
         self.preserve_rng_state = preserve_rng_state
         self.early_stop = early_stop
@@ -100,7 +102,7 @@ class CheckpointedForward:
         return output
 
     def _refuse_double_checkpointing(self) -> None:
-        if getattr(self.module, "gradient_checkpointing", False):
+        if getattr(self.block, "gradient_checkpointing", False):
             raise ActivationCheckpointingError(
                 f"block '{self.name}' is checkpointed by ac-core and by Hugging Face (gradient_checkpointing=True), "
                 "which would run it three times a step; call model.gradient_checkpointing_disable()"
