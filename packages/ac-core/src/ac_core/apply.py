@@ -1,24 +1,21 @@
 """The two verbs: apply a policy to a model, and take it off again."""
 
-import sys
-import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from ac_core.choice import choose
 from ac_core.config import ActivationCheckpointingConfig, PolicyName, Scope
-from ac_core.discovery.blocks import Block, BlockChoice, candidate_containers, find_blocks
-from ac_core.discovery.parts import LANGUAGE, part_of
+from ac_core.discovery.blocks import BlockChoice, find_blocks
 from ac_core.errors import ActivationCheckpointingError
-from ac_core.layers import select_layers
 from ac_core.proof.trace import trace_if_asked
 from ac_core.region.buffers import KeptBuffers
 from ac_core.region.cache import turn_cache_off, turn_cache_on
 from ac_core.region.contexts import ComposedContextFn, ContextFn
 from ac_core.region.forward import CheckpointedForward, checkpointed_forwards
-from ac_core.report import BlockGroup, Report, group_blocks
+from ac_core.report import Report, group_blocks
 from ac_core.selective.policy import select_calls
 from ac_core.selective.sites import detach_sites
 
@@ -30,7 +27,7 @@ class _Applied:
     """Left on the model that `apply` was called with, so that `remove` can undo it, from a copy or an unpickled model
     as well."""
 
-    configs_with_cache: list[Any]
+    configs_with_cache: list[tuple[Any, Any]]
 
 
 def apply_activation_checkpointing(
@@ -44,9 +41,10 @@ def apply_activation_checkpointing(
     """Checkpoint the blocks of `model`, in place, and say what was done.
 
     The forward of each chosen block is replaced on the instance; the module tree, parameter names, `state_dict` keys
-    and classes stay as they are. The key/value cache is turned off on every config in the model. May be called before
-    or after `fully_shard`, and before `DistributedDataParallel` or with the wrapped model. A mistake is raised before
-    anything is changed.
+    and classes stay as they are. The key/value cache is turned off on every config in the model; where it has to stay
+    on, blocks are checkpointed child by child around their attention, and the report says why. Blocks of a part that is
+    frozen are left out until something in them needs a gradient. May be called before or after `fully_shard`, and
+    before `DistributedDataParallel` or with the wrapped model. A mistake is raised before anything is changed.
 
     Args:
         model: any module.
@@ -74,30 +72,33 @@ def apply_activation_checkpointing(
         raise ActivationCheckpointingError(
             "ac-core already checkpoints this model; call remove_activation_checkpointing(model) first"
         )
-    taken, rows = _choose(model, found, config, chosen_by_caller=blocks is not None)
+    choice = choose(model, found, config, chosen_by_caller=blocks is not None)
     callers = _context_fns(context_fn)
-    selective = select_calls(taken, config.save) if config.policy == "selective" else None
-    for index, block in enumerate(taken):
-        inner = callers if selective is None else [*callers, selective.attach(index, block.module)]
-        traced = callers if selective is None else [selective.compiled]
-        block.module.forward = CheckpointedForward(  # type: ignore[assignment]
-            block.module,
-            block.name,
+    selective = select_calls(choice.regions, config.save) if config.policy == "selective" else None
+    cached = turn_cache_off(model) if choice.regions and not choice.why_cache else []
+    for region in choice.regions:
+        chosen = [] if selective is None else [selective.attach(region.name)]
+        region.module.forward = CheckpointedForward(  # type: ignore[assignment]
+            region.module,
+            region.name,
+            block=region.block.module,
             preserve_rng_state=config.preserve_rng_state,
             early_stop=config.early_stop,
-            context_fn=_compose([*_state(block), *inner]),
-            compiled_context_fn=_compose(traced),
+            context_fn=_compose([*_state(region.module, region.name), *callers, *chosen]),
+            compiled_context_fn=_compose([*callers, *([] if selective is None else [selective.compiled])]),
+            dormant=region.dormant,
         )
     notes = []
-    if taken:
+    if choice.regions:
         trace_if_asked()
-        configs = turn_cache_off(model)
-        setattr(model, _RECORD, _Applied(configs))
-        if configs:
-            plural = "s" if len(configs) > 1 else ""
-            notes.append(f"key/value cache turned off for training (use_cache=False on {len(configs)} config{plural})")
+        setattr(model, _RECORD, _Applied(cached))
+    if cached:
+        plural = "s" if len(cached) > 1 else ""
+        notes.append(f"key/value cache turned off for training (use_cache=False on {len(cached)} config{plural})")
+    elif choice.regions and choice.why_cache:
+        notes.append(f"key/value cache left on: {choice.why_cache}")
     scopes = (config.scope,) if isinstance(config.scope, str) else config.scope
-    return Report(str(config.policy), scopes, group_blocks(rows), tuple(notes))
+    return Report(str(config.policy), scopes, group_blocks(choice.rows), tuple(notes))
 
 
 def remove_activation_checkpointing(model: nn.Module) -> None:
@@ -122,107 +123,12 @@ def _context_fns(context_fn: ContextFn | Iterable[ContextFn] | None) -> list[Con
     return several
 
 
-def _state(block: Block) -> list[ContextFn]:
+def _state(module: nn.Module, name: str) -> list[ContextFn]:
     """What keeps the state of a block right: outside of everything else that is entered around its runs."""
-    if any(True for _ in block.module.buffers()) or any(None in m._buffers.values() for m in block.module.modules()):
-        return [KeptBuffers(block.module, block.name)]
+    if any(True for _ in module.buffers()) or any(None in m._buffers.values() for m in module.modules()):
+        return [KeptBuffers(module, name)]
     return []
 
 
 def _compose(several: list[ContextFn]) -> ContextFn | None:
     return ComposedContextFn(several) if len(several) > 1 else next(iter(several), None)
-
-
-def _choose(
-    model: nn.Module, found: list[Block], config: ActivationCheckpointingConfig, *, chosen_by_caller: bool
-) -> tuple[list[Block], list[BlockGroup]]:
-    """The blocks to checkpoint, and a line of the report for every block. Raises, or warns, before any change."""
-    asked = str(config.policy)
-    foreign = dict(_checkpointed_by_others(model))
-    if asked == "none":
-        if foreign:
-            name, tool = next(iter(foreign.items()))
-            _refuse(config, f"asked for no checkpointing, but '{name}' is checkpointed by {tool}; turn that off")
-        return [], [
-            BlockGroup(
-                (b.name,), b.part, b.why, asked, "other" if foreign else "none", "another tool's" * bool(foreign)
-            )
-            for b in found
-        ]
-    if not found:
-        _refuse(config, _no_blocks(model, chosen_by_caller=chosen_by_caller))
-    parts = {block.part for block in found}
-    trainable_parts = {part_of(model, name) for name, p in model.named_parameters() if p.requires_grad}
-    taken, rows = [], []
-    selected = _selected(found, config)
-    for block in found:
-        reason = ""
-        inside = next((n for n in foreign if n == block.name or n.startswith(f"{block.name}.")), None)
-        if not _in_scope(block.part, config.scope):
-            reason = "out of scope"
-        elif block.name not in selected:
-            reason = "not among the layers"
-        elif block.part != LANGUAGE and block.part not in trainable_parts:
-            reason = "frozen: nothing in this part needs a gradient, so it saves nothing"
-        elif inside is not None:
-            reason = f"already checkpointed by {foreign[inside]}"
-            _refuse(config, f"'{inside}' is {reason}; turn that off, so that nothing is recomputed twice")
-        else:
-            taken.append(block)
-        asked_here = "none" if reason in ("out of scope", "not among the layers") else asked
-        rows.append(BlockGroup((block.name,), block.part, block.why, asked_here, "none" if reason else asked, reason))
-    if found and not any(_in_scope(part, config.scope) for part in parts):
-        _refuse(config, f"scope: {config.scope!r} holds no block of this model; its parts are {sorted(parts)}")
-    return taken, rows
-
-
-def _selected(found: list[Block], config: ActivationCheckpointingConfig) -> set[str]:
-    """Names of the blocks that `layers` selects; a part of the scope that it does not speak of is selected whole."""
-    by_part: dict[str, list[str]] = {}
-    for block in found:
-        if _in_scope(block.part, config.scope):
-            by_part.setdefault(block.part, []).append(block.name)
-    layers = config.layers
-    selected = set()
-    for part, names in by_part.items():
-        text = layers.get(part) if isinstance(layers, dict) else layers
-        try:
-            selected.update(names if text is None else [names[i] for i in select_layers(text, names)])
-        except ValueError as error:
-            raise ActivationCheckpointingError(f"layers: {error}; part {part!r}") from None
-    if isinstance(layers, dict) and (unknown := [part for part in layers if part not in by_part]):
-        raise ActivationCheckpointingError(
-            f"layers: {unknown[0]!r} is no part of this model in the scope; its parts are {sorted(by_part)}"
-        )
-    return selected
-
-
-def _refuse(config: ActivationCheckpointingConfig, message: str) -> None:
-    if config.strict:
-        raise ActivationCheckpointingError(message)
-    warnings.warn(message, stacklevel=4)
-
-
-def _in_scope(part: str, scope: Scope) -> bool:
-    wanted = (scope,) if isinstance(scope, str) else scope
-    return "all" in wanted or part in wanted or ("multimodal" in wanted and part != LANGUAGE)
-
-
-def _no_blocks(model: nn.Module, *, chosen_by_caller: bool) -> str:
-    containers = candidate_containers(model)
-    hint = f"; candidates: {', '.join(containers[:8])}" if containers else ""
-    if chosen_by_caller:
-        return f"blocks= matches no module of this {type(model).__name__}{hint}"
-    return (
-        f"no block recognised in this {type(model).__name__}, so nothing would be checkpointed; say what its blocks "
-        f"are with blocks=, a module class or a glob over names such as 'layers.*'{hint}"
-    )
-
-
-def _checkpointed_by_others(model: nn.Module) -> Iterator[tuple[str, str]]:
-    wrappers = sys.modules.get("torch.distributed.algorithms._checkpoint.checkpoint_wrapper")
-    for name, module in model.named_modules():
-        if getattr(module, "gradient_checkpointing", False):
-            yield name, "Hugging Face (model.gradient_checkpointing_enable)"
-        elif wrappers is not None and isinstance(module, wrappers.CheckpointWrapper):
-            yield name, "torch's checkpoint_wrapper"

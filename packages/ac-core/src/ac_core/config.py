@@ -34,6 +34,9 @@ class ActivationCheckpointingConfig:
     preserve_rng_state: replay the random numbers of the forward in the recompute. Without it, a block that draws
         any raises in its first forward.
     early_stop: end the recompute with the last tensor that the backward needs.
+    keep_cache: leave the key/value cache on, as prefix tuning needs it. A block that takes a cache is then checkpointed
+        child by child, without its attention, which costs several times the memory of a whole block. Without it the
+        cache is turned off, unless the model declares that it needs one.
     strict: raise where checkpointing cannot be what was asked for. `False` warns instead; what the report says was
         applied is then all there is.
 
@@ -47,6 +50,7 @@ class ActivationCheckpointingConfig:
     save: tuple[str, ...] | None = None
     preserve_rng_state: bool = True
     early_stop: bool = True
+    keep_cache: bool = False
     strict: bool = True
 
     def __post_init__(self) -> None:
@@ -56,7 +60,7 @@ class ActivationCheckpointingConfig:
         object.__setattr__(self, "save", _save(self.save))
         if self.save is not None and self.policy != "selective":
             raise ValueError(f"save: {self.save!r} belongs to policy 'selective'; with {self.policy!r} nothing is kept")
-        for name in ("preserve_rng_state", "early_stop", "strict"):
+        for name in ("preserve_rng_state", "early_stop", "keep_cache", "strict"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ValueError(f"{name}: {value!r} is not true or false")
 

@@ -10,8 +10,10 @@ from torch.compiler import is_compiling
 from torch.utils.checkpoint import checkpoint
 
 from ac_core.errors import ActivationCheckpointingError
+from ac_core.region.cache import is_cache, only_reads_cache
 from ac_core.region.contexts import ContextFn
 from ac_core.region.watch import watched, watching
+from ac_core.trainability import needs_gradient
 
 # NOTE [ Attachment ]
 # A block is checkpointed by putting a `CheckpointedForward` into its instance as `forward`. That keeps everything
@@ -27,7 +29,8 @@ class CheckpointedForward:
     """Runs the forward of `module` in a checkpoint region whenever gradients are on.
 
     Whether a region is opened depends on grad mode and not on `module.training`: `model.eval()` with gradients saves
-    activations like any other forward, and a validation pass under `torch.no_grad()` saves none.
+    activations like any other forward, and a validation pass under `torch.no_grad()` saves none. With `dormant`, it
+    takes a parameter or an input that needs a gradient as well.
     """
 
     def __init__(
@@ -35,13 +38,17 @@ class CheckpointedForward:
         module: nn.Module,
         name: str,
         *,
+        block: nn.Module | None = None,
         preserve_rng_state: bool,
         early_stop: bool,
         context_fn: ContextFn | None,
         compiled_context_fn: ContextFn | None,
+        dormant: bool = False,
     ) -> None:
         self.module = module
         self.name = name
+        self.block = block or module  # differs where a block is checkpointed in pieces
+        self.dormant = dormant
         self.preserve_rng_state = preserve_rng_state
         self.early_stop = early_stop
         self.context_fn = context_fn
@@ -61,6 +68,8 @@ class CheckpointedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not (self.enabled and is_grad_enabled()):
+            return self._original(*args, **kwargs)
+        if self.dormant and not needs_gradient(self.module, (*args, *kwargs.values())):
             return self._original(*args, **kwargs)
         self._refuse_double_checkpointing()
         for name, value in (*enumerate(args), *kwargs.items()):
@@ -101,19 +110,19 @@ class CheckpointedForward:
         return output
 
     def _refuse_double_checkpointing(self) -> None:
-        if getattr(self.module, "gradient_checkpointing", False):
+        if getattr(self.block, "gradient_checkpointing", False):
             raise ActivationCheckpointingError(
                 f"block '{self.name}' is checkpointed by ac-core and by Hugging Face (gradient_checkpointing=True), "
                 "which would run it three times a step; call model.gradient_checkpointing_disable()"
             )
 
     def _refuse_cache(self, name: str | int, value: object) -> None:
-        # A key/value cache is recognised by what it can do. The recompute would append to it a second time.
-        if callable(getattr(value, "update", None)) and callable(getattr(value, "get_seq_length", None)):
+        if is_cache(value) and not only_reads_cache(self.module):
             raise ActivationCheckpointingError(
                 f"block '{self.name}' was given a key/value cache (argument {name}) while gradients are on; its "
-                "recompute would append the same keys again. Call the model with use_cache=False, or under "
-                "torch.no_grad()"
+                "recompute would append the same keys again. Call the model with use_cache=False (its config may have "
+                "been set back to True) or under torch.no_grad(). Where the cache has to stay on, for a prefix or for "
+                "keys of other layers, apply with ActivationCheckpointingConfig(keep_cache=True)"
             )
 
 

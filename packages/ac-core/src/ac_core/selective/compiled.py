@@ -5,23 +5,33 @@ call: sites and kept calls (NOTE [ Kept calls ]) do not exist for it.
 """
 
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from ac_core.errors import ActivationCheckpointingError
+from ac_core.region.contexts import ContextFn
 from ac_core.selective.families import MATMUL, kind_of
 from ac_core.selective.plan import SaveRule
 
 
-class CompiledContextFn:
+def compiled_contexts(rule: SaveRule) -> ContextFn:
     """A context function for `torch.utils.checkpoint` under torch.compile."""
+    # Dynamo takes a plain function, or a `partial` of one with constants: nothing else.
+    return partial(_contexts, tuple(sorted(rule.families)), tuple(sorted(rule.ops)), rule.globs, rule.part_of_matmuls)
 
-    def __init__(self, rule: SaveRule) -> None:
-        self.rule = rule
 
-    def __call__(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        return create_selective_checkpoint_contexts(_Policy(self.rule))
+def _contexts(
+    families: tuple[str, ...], ops: tuple[str, ...], globs: tuple[str, ...], part: bool
+) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    if globs:
+        raise ActivationCheckpointingError(
+            f"save: {', '.join(map(repr, globs))} names modules, which torch.compile does not see; name families or "
+            "ops such as 'aten::mm', or do not compile"
+        )
+    return create_selective_checkpoint_contexts(_Policy(SaveRule(frozenset(families), frozenset(ops), (), part)))
 
 
 class _Policy:

@@ -133,19 +133,23 @@ def keep(
 
 
 def _serve(kept: Kept, call: Callable[[], Any], inputs: list[Tensor]) -> Any:
-    outputs = kept.outputs
-    if outputs is None or not all(o.unchanged for o in outputs if isinstance(o, _Output)):
+    outputs, kept.outputs = kept.outputs, None
+    again = outputs is None or not all(o.unchanged for o in outputs if isinstance(o, _Output))
+    if again:
         # Served before, or changed in place by the block since. The inputs are those of the forward: make the call.
         with entered(None), discarded():
             result = call()
-        leaves, kept.spec = ([result], None) if isinstance(result, Tensor) else tree_flatten(result)
-        outputs = [_output(leaf, inputs) for leaf in leaves]
     elif kept.random is not None:
         kept.random.restore()
-    # The region may end the recompute right here, with the last tensor that it needs.
-    for index in kept.handed:
-        hand_to_region(inputs[index])
-    kept.outputs = None
+    try:
+        for index in kept.handed:
+            hand_to_region(inputs[index])
+    except BaseException:
+        # The region ends the recompute right here, with the last tensor that it needs, and this call was not needed.
+        kept.outputs = outputs
+        raise
+    if again:
+        return result
     values = [o.serve(inputs) if isinstance(o, _Output) else o for o in outputs]
     return values[0] if kept.spec is None else tree_unflatten(values, kept.spec)
 

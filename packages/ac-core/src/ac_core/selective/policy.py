@@ -6,10 +6,10 @@ from typing import get_args
 
 from torch import nn
 
+from ac_core.choice import Region
 from ac_core.config import FamilyName
-from ac_core.discovery.blocks import Block
 from ac_core.errors import ActivationCheckpointingError
-from ac_core.selective.compiled import CompiledContextFn
+from ac_core.selective.compiled import compiled_contexts
 from ac_core.selective.context import KeptCalls
 from ac_core.selective.ops import check_op_name
 from ac_core.selective.plan import ModelPlan, SaveRule
@@ -17,25 +17,34 @@ from ac_core.selective.sites import attach_sites
 
 
 class SelectiveCalls:
-    """Selective checkpointing of the blocks of one model."""
+    """Selective checkpointing of the regions of one model.
 
-    def __init__(self, blocks: Sequence[Block], rule: SaveRule) -> None:
-        self._plan = ModelPlan(rule)
-        self._plans = [self._plan.add(block.name, block.module) for block in blocks]
-        self.compiled = CompiledContextFn(rule)
+    compiled: the context function for a region that torch.compile traces.
+    """
 
-    def attach(self, index: int, block: nn.Module) -> KeptCalls:
-        """Prepare the modules inside the block; the context function to checkpoint it with."""
-        attach_sites(block, self._plans[index])
-        return KeptCalls(self._plan, self._plans[index])
+    def __init__(self, regions: Sequence[Region], rule: SaveRule) -> None:
+        self._regions = {region.name: region for region in regions}
+        # One budget for each part: a tower does not spend what the language model leaves over.
+        self._plans = {(region.block.part, region.dormant): ModelPlan(rule) for region in regions}
+        self._of = {region.name: self._plan(region).add(region.name, region.module) for region in regions}
+        self.compiled = compiled_contexts(rule)
+
+    def attach(self, name: str) -> KeptCalls:
+        """Prepare the modules inside the region called `name`; the context function to checkpoint it with."""
+        region = self._regions[name]
+        attach_sites(region.module, self._of[name])
+        return KeptCalls(self._plan(region), self._of[name])
+
+    def _plan(self, region: Region) -> ModelPlan:
+        return self._plans[region.block.part, region.dormant]
 
 
-def select_calls(blocks: Sequence[Block], save: Sequence[str] | None) -> SelectiveCalls:
-    """The policy for `blocks` under the `save` setting.
+def select_calls(regions: Sequence[Region], save: Sequence[str] | None) -> SelectiveCalls:
+    """The policy for `regions` under the `save` setting.
 
     Raises:
-        ActivationCheckpointingError: a name in `save` that fits nothing in these blocks; a block, or a module in one,
-            that is compiled already.
+        ActivationCheckpointingError: a name in `save` that fits nothing in these regions; a region, or a module in
+            one, that is compiled already.
     """
     for name in save or ():
         if "::" in name:
@@ -43,31 +52,34 @@ def select_calls(blocks: Sequence[Block], save: Sequence[str] | None) -> Selecti
         elif name in get_args(FamilyName):
             problem = None
         else:
-            problem = _no_module(name, blocks)
+            problem = _no_module(name, regions)
         if problem:
             raise ActivationCheckpointingError(f"save: {problem}")
-    for block in blocks:
-        for path, module in block.module.named_modules():
-            if _is_compiled(module):
-                name = f"{block.name}.{path}" if path else block.name
+    for region in regions:
+        for path, module in region.module.named_modules():
+            if _is_compiled(module, itself=not path):
+                name = f"{region.name}.{path}" if path else region.name
                 raise ActivationCheckpointingError(
                     f"'{name}' is compiled already, so that its calls cannot be kept one by one and 'selective' would "
                     "silently become 'full'; apply checkpointing first and compile afterwards: the compiler then keeps "
                     "what the policy says"
                 )
-    return SelectiveCalls(blocks, SaveRule.of(save))
+    return SelectiveCalls(regions, SaveRule.of(save))
 
 
-def _is_compiled(module: nn.Module) -> bool:
-    forward = module.__dict__.get("forward")
-    return hasattr(forward, "_torchdynamo_orig_callable") or module._compiled_call_impl is not None
+def _is_compiled(module: nn.Module, *, itself: bool) -> bool:
+    """Whether the compiler traces this module from inside of the region. `Module.compile` on the region's own module
+    traces it from outside, checkpointing and all."""
+    if hasattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable"):
+        return True
+    return not itself and module._compiled_call_impl is not None
 
 
-def _no_module(glob: str, blocks: Sequence[Block]) -> str | None:
-    paths = {path for block in blocks for path, _ in block.module.named_modules() if path}
+def _no_module(glob: str, regions: Sequence[Region]) -> str | None:
+    paths = [(region.name, path) for region in regions for path, _ in region.module.named_modules() if path]
     rule = SaveRule.of((glob,))
-    if any(rule.keeps_module(block.name, path) for block in blocks for path, _ in block.module.named_modules() if path):
+    if any(rule.keeps_module(name, path) for name, path in paths):
         return None
-    close = get_close_matches(glob, (*get_args(FamilyName), *sorted(paths)), n=3)
+    close = get_close_matches(glob, (*get_args(FamilyName), *sorted({path for _, path in paths})), n=3)
     hint = f"; near matches: {', '.join(map(repr, close))}" if close else ""
     return f"{glob!r} is no family and matches no module in the checkpointed blocks{hint}"

@@ -1,0 +1,170 @@
+"""Which blocks are checkpointed, whole or in pieces, and what the report says of each: before anything is changed."""
+
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from ac_core.config import ActivationCheckpointingConfig, Scope
+from ac_core.discovery.blocks import Block, candidate_containers
+from ac_core.discovery.parts import LANGUAGE
+from ac_core.errors import ActivationCheckpointingError
+from ac_core.layers import select_layers
+from ac_core.region.cache import takes_cache, why_cache_is_needed
+from ac_core.region.submodules import submodules_beside_attention
+from ac_core.report import BlockGroup
+from ac_core.trainability import FROZEN, frozen_parts
+
+_NOT_ASKED = ("out of scope", "not among the layers")
+
+
+@dataclass(frozen=True)
+class Region:
+    """A module to checkpoint: a block, or a piece of one. dormant: until something in it needs a gradient."""
+
+    name: str
+    module: nn.Module
+    block: Block
+    dormant: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What `apply` will do. regions: in model order. rows: of the report, one a block. why_cache: why the key/value
+    cache stays on; empty: it is turned off."""
+
+    regions: list[Region]
+    rows: list[BlockGroup]
+    why_cache: str = ""
+
+
+def choose(
+    model: nn.Module, found: list[Block], config: ActivationCheckpointingConfig, *, chosen_by_caller: bool
+) -> Choice:
+    """The regions to checkpoint among the blocks found.
+
+    Raises:
+        ActivationCheckpointingError: the model cannot be checkpointed as asked. Warns with `strict=False`.
+    """
+    foreign = dict(_checkpointed_by_others(model))
+    if config.policy == "none":
+        return Choice([], _left_alone(found, foreign, config))
+    if not found:
+        _refuse(config, _no_blocks(model, chosen_by_caller=chosen_by_caller))
+    if found and not any(_in_scope(block.part, config.scope) for block in found):
+        parts = sorted({block.part for block in found})
+        _refuse(config, f"scope: {config.scope!r} holds no block of this model; its parts are {parts}")
+    why_cache = "keep_cache=True" if config.keep_cache else why_cache_is_needed(model, (b.module for b in found))
+    frozen = frozen_parts(model, {block.part for block in found})
+    selected = _selected(found, config)
+    regions: dict[int, Region] = {}  # by identity: a module that blocks share becomes one region
+    rows = []
+    for block in found:
+        inside = next((n for n in foreign if n == block.name or n.startswith(f"{block.name}.")), None)
+        pieces: list[Region] = []
+        if not _in_scope(block.part, config.scope):
+            reason = "out of scope"
+        elif block.name not in selected:
+            reason = "not among the layers"
+        elif inside is not None:
+            reason = f"already checkpointed by {foreign[inside]}"
+            _refuse(config, f"'{inside}' is {reason}; turn that off, so that nothing is recomputed twice")
+        else:
+            pieces = _pieces(block, why_cache, dormant=block.part in frozen)
+            reason = _about(block, pieces)
+            if not pieces:
+                _refuse(config, f"block '{block.name}': {reason} ({why_cache}); choose the other blocks with blocks=")
+        for piece in pieces:
+            regions.setdefault(id(piece.module), piece)
+        asked = "none" if reason in _NOT_ASKED else str(config.policy)
+        rows.append(BlockGroup((block.name,), block.part, block.why, asked, _applied(block, pieces, asked), reason))
+    return Choice(list(regions.values()), rows, why_cache)
+
+
+def _applied(block: Block, pieces: list[Region], asked: str) -> str:
+    if not pieces or pieces[0].dormant:
+        return "none"
+    return asked if pieces[0].module is block.module else "sub-modules"
+
+
+def _about(block: Block, pieces: list[Region]) -> str:
+    """Why what is applied is not just what was asked for; empty if it is."""
+    if not pieces:
+        return "the cache stays on, and it takes the cache and holds nothing beside attention to checkpoint"
+    if pieces[0].dormant:
+        return FROZEN
+    if pieces[0].module is block.module:
+        return ""
+    names = ", ".join(piece.name.removeprefix(f"{block.name}.") for piece in pieces)
+    return f"the cache stays on, so attention is run once and keeps what it saves; one by one: {names}"
+
+
+def _pieces(block: Block, why_cache: str, *, dormant: bool) -> list[Region]:
+    """The block itself or, where a cache stays on and it takes one, what can be run again inside it."""
+    if not (why_cache and takes_cache(block.module)):
+        return [Region(block.name, block.module, block, dormant)]
+    inside = submodules_beside_attention(block.name, block.module)
+    return [Region(name, module, block, dormant) for name, module in inside]
+
+
+def _left_alone(found: list[Block], foreign: dict[str, str], config: ActivationCheckpointingConfig) -> list[BlockGroup]:
+    """The rows for a model that is to have no checkpointing."""
+    if foreign:
+        name, tool = next(iter(foreign.items()))
+        _refuse(config, f"asked for no checkpointing, but '{name}' is checkpointed by {tool}; turn that off")
+    applied, reason = ("other", "another tool's") if foreign else ("none", "")
+    return [BlockGroup((block.name,), block.part, block.why, "none", applied, reason) for block in found]
+
+
+def _selected(found: list[Block], config: ActivationCheckpointingConfig) -> set[str]:
+    """Names of the blocks that `layers` selects; a part of the scope that it does not speak of is selected whole."""
+    by_part: dict[str, list[str]] = {}
+    for block in found:
+        if _in_scope(block.part, config.scope):
+            by_part.setdefault(block.part, []).append(block.name)
+    layers = config.layers
+    selected = set()
+    for part, names in by_part.items():
+        text = layers.get(part) if isinstance(layers, dict) else layers
+        try:
+            selected.update(names if text is None else [names[i] for i in select_layers(text, names)])
+        except ValueError as error:
+            raise ActivationCheckpointingError(f"layers: {error}; part {part!r}") from None
+    if isinstance(layers, dict) and (unknown := [part for part in layers if part not in by_part]):
+        raise ActivationCheckpointingError(
+            f"layers: {unknown[0]!r} is no part of this model in the scope; its parts are {sorted(by_part)}"
+        )
+    return selected
+
+
+def _refuse(config: ActivationCheckpointingConfig, message: str) -> None:
+    if config.strict:
+        raise ActivationCheckpointingError(message)
+    warnings.warn(message, stacklevel=4)
+
+
+def _in_scope(part: str, scope: Scope) -> bool:
+    wanted = (scope,) if isinstance(scope, str) else scope
+    return "all" in wanted or part in wanted or ("multimodal" in wanted and part != LANGUAGE)
+
+
+def _no_blocks(model: nn.Module, *, chosen_by_caller: bool) -> str:
+    containers = candidate_containers(model)
+    hint = f"; candidates: {', '.join(containers[:8])}" if containers else ""
+    if chosen_by_caller:
+        return f"blocks= matches no module of this {type(model).__name__}{hint}"
+    return (
+        f"no block recognised in this {type(model).__name__}, so nothing would be checkpointed; say what its blocks "
+        f"are with blocks=, a module class or a glob over names such as 'layers.*'{hint}"
+    )
+
+
+def _checkpointed_by_others(model: nn.Module) -> Iterator[tuple[str, str]]:
+    wrappers = sys.modules.get("torch.distributed.algorithms._checkpoint.checkpoint_wrapper")
+    for name, module in model.named_modules():
+        if getattr(module, "gradient_checkpointing", False):
+            yield name, "Hugging Face (model.gradient_checkpointing_enable)"
+        elif wrappers is not None and isinstance(module, wrappers.CheckpointWrapper):
+            yield name, "torch's checkpoint_wrapper"
