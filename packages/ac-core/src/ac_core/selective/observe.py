@@ -38,7 +38,9 @@ class Observer:
         held = region.kept[key].held if key in region.kept else {}
         own = {storage_key(output) for output in outputs}
         besides = sum(size for storage, size in held.items() if storage not in own)
-        self._sites[key] = Site(kind, nbytes, flops / max(nbytes, 1), besides, weight=weight)
+        site = self._sites[key] = Site(kind, nbytes, flops / max(nbytes, 1), besides, weight=weight)
+        if site.costly:
+            region.decision.costly.add(kind.name)  # at once: the blocks behind this one are not to hold as much
         for unit in self._open:
             unit.held |= held
 

@@ -58,6 +58,12 @@ class Site:
     weight: bool = False
     """One factor is a weight matrix: a matmul of which the policy may keep part."""
 
+    @property
+    def costly(self) -> bool:
+        """Whether keeping the call holds far more than its output: attention that is not fused after all, but runs as
+        matmuls over the square of the sequence. Fused attention, projections included, holds five to six times that."""
+        return self.held > 8 * self.nbytes
+
 
 @dataclass
 class Unit:
@@ -74,17 +80,21 @@ class Decision:
 
     calls: whose outputs are kept. modules: those that are kept as one call, in place of the calls they make. active:
     modules in whose own forward functions are to be intercepted; None: in all, since the block's calls are not known
-    yet, and what the rule names is kept as it comes.
+    yet, and what the rule names is kept as it comes. costly: names of functions that have been seen to hold much more
+    than their output; shared by all blocks of the model.
     """
 
     rule: SaveRule
     calls: frozenset[Key] = frozenset()
     modules: frozenset[str] = frozenset()
     active: frozenset[str] | None = None
+    costly: set[str] = field(default_factory=set)
 
     def keeps(self, key: Key, kind: CallKind) -> bool:
         """Whether to keep the call that is about to be made."""
-        return key in self.calls or key[0] in self.modules or (self.active is None and self.rule.keeps(kind))
+        if key in self.calls or key[0] in self.modules:
+            return True
+        return self.active is None and self.rule.keeps(kind) and kind.name not in self.costly
 
     def intercepts(self, path: str) -> bool:
         """Whether to watch the functions that the module at `path` calls."""
@@ -95,11 +105,13 @@ class Decision:
 class BlockPlan:
     """The calls of one block and, at any time, the decision about them.
 
-    named: modules that a glob of the rule names, and whether a recompute needs them. learnt: the first step has shown
-    the calls.
+    named: modules that a glob of the rule names, and whether a recompute needs them. experts: leaf matmuls in a list
+    inside of the block: each sees a part of the tokens, another in every step, and the policy's part of the matmuls
+    leaves them out. learnt: the first step has shown the calls.
     """
 
     decision: Decision
+    experts: frozenset[str] = frozenset()
     named: dict[str, bool] = field(default_factory=dict)
     sites: dict[Key, Site] = field(default_factory=dict)
     units: dict[str, Unit] = field(default_factory=dict)
@@ -128,17 +140,20 @@ class ModelPlan:
 
     rule: SaveRule
     blocks: list[BlockPlan] = field(default_factory=list)
+    costly: set[str] = field(default_factory=set)
 
     def add(self, name: str, block: nn.Module) -> BlockPlan:
         """A plan for one more block, from what its modules tell."""
-        plan = BlockPlan(Decision(self.rule))
-        for path, module in block.named_modules():
-            if path and self.rule.keeps_module(name, path) and not any(inside(path, other) for other in plan.named):
-                plan.named[path] = True
-            leaf = matmul_leaf(module)
-            if leaf is not None and leaf.features is not None and not _is_one_of_many(block, path):
+        leaves = {path: leaf for path, module in block.named_modules() if (leaf := matmul_leaf(module)) is not None}
+        experts = frozenset(path for path in leaves if _is_one_of_many(block, path))
+        plan = BlockPlan(Decision(self.rule, costly=self.costly), experts)
+        for path, leaf in leaves.items():
+            if leaf.features is not None:
                 # Bytes in units of one row of output elements: until the first step shows the real ones.
                 plan.sites[path, FORWARD, 0] = Site(LEAF, leaf.features, leaf.inner, weight=True)
+        for path, _ in block.named_modules():
+            if path and self.rule.keeps_module(name, path) and not any(inside(path, other) for other in plan.named):
+                plan.named[path] = True
         self.blocks.append(plan)
         return plan
 
@@ -148,13 +163,17 @@ class ModelPlan:
             return
         by_budget = spend([_candidates(plan) for plan in self.blocks]) if self.rule.part_of_matmuls else None
         for index, plan in enumerate(self.blocks):
-            kept = {key for key, site in plan.sites.items() if site.needed and self.rule.keeps(site.kind)}
+            kept = {
+                key
+                for key, site in plan.sites.items()
+                if site.needed and site.kind.name not in self.costly and self.rule.keeps(site.kind)
+            }
             if by_budget is not None:
                 kept |= by_budget[index]
             modules = _merge(plan, kept) | {path for path, needed in plan.named.items() if needed}
             calls = frozenset(key for key in kept if not any(inside(key[0], module) for module in modules))
             active = frozenset(path for path, what, _ in calls if what != FORWARD) if plan.learnt else None
-            plan.decision, plan.stale = Decision(self.rule, calls, modules, active), False
+            plan.decision, plan.stale = Decision(self.rule, calls, modules, active, self.costly), False
 
 
 LEAF = CallKind(FORWARD, MATMUL, frozenset(("aten::linear", "aten::mm", "aten::addmm")))
@@ -165,7 +184,7 @@ def _candidates(plan: BlockPlan) -> list[Candidate[Key]]:
     return [
         Candidate(key, site.nbytes, site.intensity, site.needed, any(inside(key[0], owner) for owner in attentive))
         for key, site in plan.sites.items()
-        if site.weight and site.kind.family == MATMUL
+        if site.weight and site.kind.family == MATMUL and key[0] not in plan.experts
     ]
 
 
@@ -192,7 +211,7 @@ def inside(path: str, module: str) -> bool:
 
 
 def _is_one_of_many(block: nn.Module, path: str) -> bool:
-    """Whether the module lies in a list inside of the block: an expert, which sees a part of the tokens, or none."""
+    """Whether the module lies in a list inside of the block."""
     module = block
     for token in path.split(".")[:-1]:
         if isinstance(module, nn.ModuleList | nn.ModuleDict):

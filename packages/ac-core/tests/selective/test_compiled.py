@@ -1,0 +1,97 @@
+import pytest
+import torch
+from torch import nn
+
+import ac_core
+from ac_core import ActivationCheckpointingError
+
+BACKEND = "aot_eager"
+
+
+def after(model, apply):
+    apply(model)
+    for layer in model.layers:
+        layer.compile(backend=BACKEND)
+
+
+def wrapped_after(model, apply):
+    apply(model)
+    for index, layer in enumerate(model.layers):
+        model.layers[index] = torch.compile(layer, backend=BACKEND)
+
+
+def before(model, apply):
+    for layer in model.layers:
+        layer.compile(backend=BACKEND)
+    apply(model)
+
+
+def whole(model, apply):
+    apply(model)
+    model.compile(backend=BACKEND)
+
+
+@pytest.mark.parametrize("order", [after, wrapped_after, before, whole])
+def test_the_compiler_keeps_what_the_policy_says(decoder, train_step, saved_bytes, order):
+    torch._dynamo.reset()
+    expected = train_step(decoder())
+    saved = {}
+    for policy in ("none", "full", "selective"):
+        model = decoder()
+        order(model, lambda m, policy=policy: ac_core.apply_activation_checkpointing(m, policy))
+        loss, grads = train_step(model)
+        torch.testing.assert_close(loss, expected[0])
+        for name, grad in grads.items():
+            torch.testing.assert_close(grad, expected[1][name.replace("._orig_mod", "")])
+        saved[policy] = saved_bytes(model)
+    assert saved["full"] < saved["selective"] < saved["none"]
+
+
+def compiled_forward(model):
+    model.layers[1].forward = torch.compile(model.layers[1].forward, backend=BACKEND)
+    return "layers.1"
+
+
+def compiled_inside(model):
+    model.layers[1].mlp.compile(backend=BACKEND)
+    return "layers.1.mlp"
+
+
+@pytest.mark.parametrize("compile_part", [compiled_forward, compiled_inside])
+def test_a_compiled_forward_inside_of_the_region_is_refused(decoder, compile_part):
+    model = decoder()
+    name = compile_part(model)
+    with pytest.raises(ActivationCheckpointingError, match=f"'{name}' is compiled already.*compile afterwards"):
+        ac_core.apply_activation_checkpointing(model, "selective")
+
+
+def test_module_names_do_not_reach_the_compiler(decoder, selective):
+    torch._dynamo.reset()
+    model = selective(decoder(), ("mlp.gate",))
+    model.layers[0].compile(backend=BACKEND)
+    with pytest.raises(Exception, match="names modules, which torch.compile does not see"):
+        model(torch.zeros(1, 4, dtype=torch.long))
+
+
+def test_compile_of_a_block_with_running_statistics(train_step):
+    torch._dynamo.reset()
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin, self.norm = nn.Linear(16, 16), nn.BatchNorm1d(12)
+
+        def forward(self, x):
+            return x + self.norm(self.lin(x).relu())
+
+    def build():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Embedding(32, 16), Block(), Block(), nn.Linear(16, 32))
+
+    plain, model = build(), build()
+    ac_core.apply_activation_checkpointing(model, "full", blocks=Block)
+    for block in (model[1], model[2]):
+        block.compile(backend=BACKEND)
+    train_step(plain)
+    train_step(model)
+    torch.testing.assert_close(dict(model.named_buffers()), dict(plain.named_buffers()))
