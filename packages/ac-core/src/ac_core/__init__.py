@@ -19,7 +19,8 @@ from ac_core.strategies import DDPConfig, FSDP2Config, MegatronFSDPConfig
 if TYPE_CHECKING:
     from ac_core.apply import apply_activation_checkpointing, remove_activation_checkpointing
     from ac_core.discovery.blocks import Block, find_blocks
-    from ac_core.errors import ActivationCheckpointingError
+    from ac_core.errors import ActivationCheckpointingError, RecomputeMismatchError
+    from ac_core.region.mismatch import check_recompute
     from ac_core.report import BlockGroup, Report
 
 __version__ = "0.1.0"
@@ -28,8 +29,10 @@ _HOME = {
     "ActivationCheckpointingError": "ac_core.errors",
     "Block": "ac_core.discovery.blocks",
     "BlockGroup": "ac_core.report",
+    "RecomputeMismatchError": "ac_core.errors",
     "Report": "ac_core.report",
     "apply_activation_checkpointing": "ac_core.apply",
+    "check_recompute": "ac_core.region.mismatch",
     "find_blocks": "ac_core.discovery.blocks",
     "remove_activation_checkpointing": "ac_core.apply",
 }
@@ -42,8 +45,10 @@ __all__ = [
     "DDPConfig",
     "FSDP2Config",
     "MegatronFSDPConfig",
+    "RecomputeMismatchError",
     "Report",
     "apply_activation_checkpointing",
+    "check_recompute",
     "find_blocks",
     "remove_activation_checkpointing",
 ]

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, cuda, equal, get_rng_state, is_grad_enabled, nn
@@ -11,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ac_core.errors import ActivationCheckpointingError
 from ac_core.region.contexts import ContextFn
+from ac_core.region.mismatch import MismatchGuard, is_traced
 
 # NOTE [ Attachment ]
 # A block is checkpointed by putting a `CheckpointedForward` into its instance as `forward`. That keeps everything
@@ -37,6 +39,7 @@ class CheckpointedForward:
         self.preserve_rng_state = preserve_rng_state
         self.early_stop = early_stop
         self.context_fn = context_fn
+        self._mismatch_guard = MismatchGuard(module, name)
         self.enabled = True
         self.replaced = module.__dict__.get("forward")  # an instance's own forward, put there by another tool
 
@@ -60,6 +63,8 @@ class CheckpointedForward:
         # with a version check and through outer saved-tensor hooks, and no name collides with one of its own options.
         # No `context_fn` rather than the one that does nothing: torch.compile can trace only the former.
         contexts = {} if self.context_fn is None else {"context_fn": self.context_fn}
+        if not is_traced():
+            contexts = {"context_fn": partial(self._mismatch_guard, self.context_fn)}
         return checkpoint(
             self._run,
             _Call(),

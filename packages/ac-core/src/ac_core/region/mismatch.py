@@ -1,0 +1,299 @@
+"""A recompute that saves other tensors than its forward did is an error that says which block, which call and why.
+
+torch compares number, shape, dtype and device of what forward and recompute saved, and raises in the middle of the
+autograd engine, where neither the block nor the call is known any more. `MismatchGuard` hears of that first. Until then
+it does next to nothing: a snapshot of plain attributes a forward. Then the recompute is run again, watched.
+"""
+
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from threading import get_ident
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.compiler import is_compiling
+from torch.utils import checkpoint as torch_checkpoint
+from torch.utils.checkpoint import CheckpointError
+
+from ac_core.errors import ActivationCheckpointingError, RecomputeMismatchError
+from ac_core.region.contexts import ContextFn
+from ac_core.region.diagnosis import Mismatch, diagnose
+from ac_core.region.evidence import Change, PlainState, Snapshot
+from ac_core.region.recording import Meta, Recording, node_holding
+
+# NOTE [ torch's checkpoint frame ]
+# torch keeps one private `_CheckpointFrame` for each forward of a region, and compares with
+# `frame.check_recomputed_tensors_match(gid)` after `frame.recompute_fn(*args)`. There is no public way to hear of the
+# outcome before the engine raises it, so both are replaced on the frame:
+# 1. The frame is found from the pack hook that torch has pushed when it enters the forward context.
+# 2. Nothing that the frame holds may hold the frame, or what it has saved would live until the garbage collector runs.
+#    The region knows it by a weak reference; and what the recompute context holds, which torch's own `recompute_fn`
+#    refers to, must not hold the region, which refers to `recompute_fn`.
+# 3. Where torch has changed (`TORCH_FRAME` is None), torch's own error comes as it is. What a recompute raises still
+#    carries the block's name: that needs nothing private. `tests/region/test_mismatch.py` fails when it has changed.
+
+
+def _torch_frame_class() -> type | None:
+    try:
+        frame = torch_checkpoint._CheckpointFrame(None, True, None, None)
+    except (AttributeError, TypeError):
+        return None
+    needed = ("recompute_fn", "weak_holders", "x_metadatas", "recomputed", "recomp_counter")
+    has_all = all(hasattr(frame, name) for name in (*needed, "check_recomputed_tensors_match"))
+    return type(frame) if has_all and hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks") else None
+
+
+TORCH_FRAME = _torch_frame_class()
+_STOP = "_StopRecomputationError"
+"""What torch ends a recompute with when everything needed is there."""
+
+
+def _frame_being_run() -> Any | None:
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    for cell in (hooks and getattr(hooks[0], "__closure__", None)) or ():
+        if type(cell.cell_contents) is TORCH_FRAME:
+            return cell.cell_contents
+    return None
+
+
+def is_traced() -> bool:
+    """Is this call being traced rather than run? `torch.compile` and `make_fx` can trace a checkpoint only without a
+    context function, and no recompute happens in Python then."""
+    return is_compiling() or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+
+
+def _switch(value: str | None) -> bool:
+    if value not in (None, "", "0", "1"):
+        raise ValueError(f"AC_CORE_CHECK_VALUES: {value!r} is not one of '0', '1'")
+    return value == "1"
+
+
+_checking = ContextVar("ac_core_check_recompute", default=_switch(os.environ.get("AC_CORE_CHECK_VALUES")))
+
+
+@contextmanager
+def check_recompute() -> Iterator[None]:
+    """Compare the values too: a recompute of other numbers is an error that names block, call and line.
+
+    For forwards inside this context, wherever their backward is. Every saved tensor is read once more in the forward
+    and in the recompute, and every call is recorded: for finding out, not for training. The environment variable
+    `AC_CORE_CHECK_VALUES=1` does it for a whole program. Numbers have to agree bit for bit, so a kernel that is not
+    deterministic is found as well.
+
+    Raises:
+        RecomputeMismatchError: in the backward.
+    """
+    token = _checking.set(True)
+    try:
+        yield
+    finally:
+        _checking.reset(token)
+
+
+class MismatchGuard:
+    """A context function for one block, around another one: `() -> (forward, recompute)`."""
+
+    def __init__(self, block: nn.Module, name: str) -> None:
+        self.block = block
+        self.name = name
+        self.plain = PlainState(block)
+
+    def __call__(self, context_fn: ContextFn | None = None) -> tuple["_Forward", "_Recompute"]:
+        forward, recompute = (_NOTHING, _NOTHING) if context_fn is None else context_fn()
+        entry = _Entry(self)
+        return _Forward(_Region(self, entry), forward), _Recompute(entry, recompute)
+
+
+_NOTHING = nullcontext()
+
+
+class _Entry:
+    """The moment at which the block itself begins to run, inside every other context."""
+
+    __slots__ = ("guard", "probe", "then")
+
+    def __init__(self, guard: MismatchGuard) -> None:
+        self.guard = guard
+        self.then: Snapshot | None = None
+        self.probe: AbstractContextManager[Any] | None = None
+
+
+class _Forward:
+    def __init__(self, region: "_Region", inner: AbstractContextManager[Any]) -> None:
+        self._region = region
+        self._inner = inner
+        self._hooks: AbstractContextManager[Any] | None = None
+
+    def __enter__(self) -> None:
+        region = self._region
+        region.attach()
+        if _checking.get():
+            region.saved = Recording(region.guard.block, fingerprints=True)
+            self._hooks = _beside_torch(region.saved)
+            self._hooks.__enter__()
+        self._inner.__enter__()
+        region.entry.then = region.guard.plain.read()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._inner.__exit__(kind, error, traceback)
+        if self._hooks is not None:
+            self._hooks.__exit__(None, None, None)
+
+
+class _Recompute:
+    """May be entered again, for a second backward over the same graph."""
+
+    def __init__(self, entry: _Entry, inner: AbstractContextManager[Any]) -> None:
+        self._entry = entry
+        self._inner = inner
+
+    def __enter__(self) -> None:
+        self._inner.__enter__()
+        if self._entry.probe is not None:
+            self._entry.probe.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        entry = self._entry
+        try:
+            if entry.probe is not None:
+                entry.probe.__exit__(None, None, None)
+            elif error is not None and kind.__name__ != _STOP and not isinstance(error, ActivationCheckpointingError):
+                guard = entry.guard
+                changes = guard.plain.changes(entry.then) if entry.then is not None else []
+                error.add_note(_note(guard.name, error, changes))
+        finally:
+            self._inner.__exit__(kind, error, traceback)
+
+
+def _note(block: str, error: BaseException, changes: list[Change]) -> str:
+    note = f"ac-core: raised while block '{block}' was recomputed in the backward"
+    if isinstance(error, AssertionError) and "early_stop" in str(error):
+        return (
+            f"{note}: the block catches the exception by which torch ends a recompute; let it catch fewer kinds, or use "
+            "ActivationCheckpointingConfig(early_stop=False)"
+        )
+    seen = f". Since then, {'; '.join(map(str, changes[:4]))}" if changes else ""
+    return f"{note}; its forward had raised nothing{seen}"
+
+
+class _Region:
+    """One forward of a block and its recomputes."""
+
+    def __init__(self, guard: MismatchGuard, entry: _Entry) -> None:
+        self.guard = guard
+        self.entry = entry
+        self.saved: Recording | None = None
+        self._again: Recording | None = None
+        self._frame: Callable[[], Any] = lambda: None
+        self._recompute: Callable[..., None] = lambda: None
+        self._arguments: dict[int, tuple[Any, ...]] = {}
+
+    def attach(self) -> None:
+        frame = _frame_being_run() if TORCH_FRAME is not None else None
+        if frame is not None:
+            self._frame = weakref.ref(frame)
+            self._recompute = frame.recompute_fn
+            frame.recompute_fn = self.recompute
+            frame.check_recomputed_tensors_match = self.check
+
+    def recompute(self, *arguments: Any) -> None:
+        """In place of `frame.recompute_fn`."""
+        # `check` follows at once in this thread and may need the arguments, which nested regions can unpack only once.
+        self._arguments[get_ident()] = arguments
+        try:
+            if self.saved is None:
+                self._recompute(*arguments)
+            else:
+                self._again = Recording(self.guard.block, fingerprints=True)
+                with _beside_torch(self._again):
+                    self._recompute(*arguments)
+        except CheckpointError as error:
+            arguments = self._arguments.pop(get_ident())
+            frame = self._frame()
+            more = [gid for gid, count in frame.recomp_counter.items() if count > len(frame.weak_holders)]
+            if not more:
+                raise
+            raise self._explained(error, more[-1], arguments) from None
+        except BaseException as error:
+            if type(error).__name__ != _STOP:
+                del self._arguments[get_ident()]
+            raise
+
+    def check(self, gid: Any) -> None:
+        """In place of `frame.check_recomputed_tensors_match`."""
+        arguments = self._arguments.pop(get_ident(), ())
+        frame = self._frame()
+        try:
+            TORCH_FRAME.check_recomputed_tensors_match(frame, gid)  # type: ignore[union-attr]
+        except CheckpointError as error:
+            raise self._explained(error, gid, arguments) from None
+        if self.saved is not None and self._again is not None:
+            pairs = zip(self.saved.saved, self._again.saved, strict=False)
+            if any(was.fingerprint != now.fingerprint for was, now in pairs):
+                raise self._explained(None, gid, arguments)
+
+    def _explained(
+        self, error: CheckpointError | None, gid: Any, arguments: tuple[Any, ...]
+    ) -> RecomputeMismatchError:
+        frame = self._frame()
+        try:
+            mismatch = Mismatch(
+                block=self.guard.block,
+                name=self.guard.name,
+                forward=[Meta(**meta) for meta in frame.x_metadatas],
+                recomputed=_recomputed(frame, gid),
+                count=frame.recomp_counter[gid],
+                forward_saved=self.saved and self.saved.saved,
+                recompute_saved=self._again and self._again.saved,
+                values_only=error is None,
+                arguments=arguments,
+                plain=self.guard.plain,
+                then=self.entry.then,
+                forward_node=lambda index: _forward_node(frame, index),
+                again=lambda probe: self._run_again(probe, arguments),
+            )
+            return diagnose(mismatch)
+        except Exception as trouble:  # what torch found must not get lost because of it
+            return RecomputeMismatchError(
+                f"block '{self.guard.name}': its recompute saved other tensors than its forward did. {error or ''}\n"
+                f"(looking for the cause failed: {trouble!r})",
+                block=self.guard.name,
+            )
+
+    def _run_again(self, probe: AbstractContextManager[Any], arguments: tuple[Any, ...]) -> None:
+        self.entry.probe = probe
+        try:
+            self._recompute(*arguments)
+        finally:
+            self.entry.probe = None
+
+
+def _beside_torch(recording: Recording) -> AbstractContextManager[None]:
+    """Records beside the hooks that torch's checkpoint has just pushed."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return recording.hooks(*hooks) if hooks else nullcontext()
+
+
+def _recomputed(frame: Any, gid: Any) -> dict[int, Meta]:
+    """What the recompute saved, position by position, where the graph still needs it."""
+    found = {}
+    for position, holder in enumerate(reference() for reference in frame.weak_holders):
+        tensor = holder and frame.recomputed[gid].get(holder.handles.get(gid))
+        if tensor is not None:
+            found[position] = Meta.of(tensor)
+    return found
+
+
+def _forward_node(frame: Any, position: int) -> str:
+    """The node of the forward's graph that saved the tensor at a position, found from the node that is running now."""
+    holder = frame.weak_holders[position]() if position < len(frame.weak_holders) else None
+    return (holder and node_holding([torch._C._current_autograd_node()], holder)) or ""
