@@ -16,9 +16,8 @@ class Evidence:
     forward, recompute: the first saved tensor that differs, as each had it; None where it had none at that position, or
         where it is not known.
     values_only: the metadata agree, the bits do not.
-    forward_saved, saved: what saved it, in the forward and in the recompute. forward_node: the autograd node, where
-        only that is known of the forward.
-    repeated: the tensor at that position in one recompute more. repeatable: two more recomputes agreed.
+    forward_node, saved: what saved it in the forward, and in the recompute.
+    repeated: the tensor at that position in one recompute more. repeatable: two recomputes more agreed.
     changed: plain attributes and settings that the recompute saw otherwise than the forward. confirmed: with these put
         back, the recompute saves what the forward saved.
     moved: state that one more recompute changed.
@@ -29,7 +28,6 @@ class Evidence:
     forward: Meta | None = None
     recompute: Meta | None = None
     values_only: bool = False
-    forward_saved: Saved | None = None
     forward_node: str = ""
     saved: Saved | None = None
     repeated: Meta | None = None
@@ -68,10 +66,7 @@ def _parameter_without_data(evidence: Evidence) -> Cause | None:
 
 
 def _grown(evidence: Evidence) -> Cause | None:
-    remedy = (
-        "turn the cache off for training (use_cache=False on every config), or do not hand it to the block, or keep it "
-        "out of the checkpointed block"
-    )
+    remedy = "turn the cache off for training (use_cache=False on every config), or keep it outside the block"
     for change in evidence.moved:
         if _grew(change.was, change.now):
             return Cause(
@@ -97,7 +92,7 @@ def _training_flipped(evidence: Evidence) -> Cause | None:
     flags = [change for change in evidence.changed if change.path.split(".")[-1] == "training"]
     if not flags:
         return None
-    more = f" (and of {len(flags) - 1} more)" if len(flags) > 1 else ""
+    more = f", and so in {len(flags) - 1} modules more" if len(flags) > 1 else ""
     return Cause(
         "training",
         f"{flags[0]}{more}{_checked(evidence)}",
@@ -137,7 +132,12 @@ def _attribute_changed(evidence: Evidence) -> Cause | None:
 
 
 def _state_moved(evidence: Evidence) -> Cause | None:
-    moved = [change for change in evidence.moved if not _is_random(change) and not _grew(change.was, change.now)]
+    told = {change.path for change in evidence.changed}
+    moved = [
+        change
+        for change in evidence.moved
+        if change.path not in told and not _is_random(change) and not _grew(change.was, change.now)
+    ]
     if not moved:
         return None
     return Cause(
@@ -173,14 +173,14 @@ def _autocast(evidence: Evidence) -> Cause | None:
     return Cause(
         "autocast",
         f"the block is entered with autocast {'off' if on else 'on'}, at this call it is {now}, and the forward saved "
-        f"{evidence.forward and str(evidence.forward.dtype).removeprefix('torch.')}: a hook or a context inside the block "
-        "switched it in one run and not in the other",
+        f"{str(evidence.forward.dtype).removeprefix('torch.')}: a hook or a context inside the block switched it in one "  # type: ignore[union-attr]
+        "run and not in the other",
         "switch autocast around the model, or in the block in the same way in every run",
     )
 
 
 def _attention_backend(evidence: Evidence) -> Cause | None:
-    before = evidence.forward_saved.node if evidence.forward_saved else evidence.forward_node
+    before = evidence.forward_node
     after = evidence.saved.node if evidence.saved else ""
     if before == after or not all("attention" in node.lower() for node in (before, after)):
         return None
@@ -192,7 +192,7 @@ def _attention_backend(evidence: Evidence) -> Cause | None:
 
 
 def _unrepeatable(evidence: Evidence) -> Cause | None:
-    if evidence.repeatable:
+    if evidence.repeatable or evidence.moved or _grown(evidence) is not None:
         return None
     return Cause(
         "random",

@@ -17,7 +17,12 @@ _PLAIN = frozenset(
 )
 """Types of values that a snapshot may hold on to: none of them keeps a tensor alive. `type` stands for any other."""
 
+_CONSTANT = frozenset({"torch.nn.modules.linear", "torch.nn.modules.normalization"})
+"""Where modules come from whose plain attributes are sizes, and which do not care for `training`: most of a block."""
+
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+_AUTOCAST = {"cpu": "autocast on the CPU", "cuda": "autocast on the GPU"}
 
 _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
@@ -28,11 +33,11 @@ _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     ),
     "the math SDPA backend": (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
     "the cuDNN SDPA backend": (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
-    "autocast on the GPU": (
+    _AUTOCAST["cuda"]: (
         partial(torch.is_autocast_enabled, "cuda"),
         partial(torch.set_autocast_enabled, "cuda"),
     ),
-    "autocast on the CPU": (partial(torch.is_autocast_enabled, "cpu"), partial(torch.set_autocast_enabled, "cpu")),
+    _AUTOCAST["cpu"]: (partial(torch.is_autocast_enabled, "cpu"), partial(torch.set_autocast_enabled, "cpu")),
 }
 _READ_SETTINGS = tuple(read for read, _ in _SETTINGS.values())
 
@@ -45,7 +50,7 @@ class Change(NamedTuple):
     now: object
 
     def __str__(self) -> str:
-        return f"{self.path} was {_shown(self.was)} and is {_shown(self.now)}"
+        return f"{self.path} was {_shown(self.was)} in the forward and is {_shown(self.now)} now"
 
 
 class Extent(NamedTuple):
@@ -65,7 +70,11 @@ class Snapshot(NamedTuple):
     """Plain attributes of a block's modules and the settings of torch, at one moment."""
 
     readers: tuple[_Reader, ...]
-    values: tuple[Any, ...]
+    values: list[Any]
+
+    def autocast(self, device: str) -> bool:
+        names = list(_SETTINGS)
+        return bool(self.values[names.index(_AUTOCAST.get(device, _AUTOCAST["cpu"])) - len(names)])
 
 
 class PlainState:
@@ -80,15 +89,17 @@ class PlainState:
         return {**self.__dict__, "_readers": None}  # a copy of the block has attributes of its own
 
     def read(self) -> Snapshot:
-        readers = self._readers
+        values: list[Any] = []
         try:
-            values = [value for attributes, _, get in readers for value in get(attributes)]  # type: ignore[union-attr]
+            for attributes, _, get in self._readers:  # type: ignore[union-attr]
+                values.extend(get(attributes))
         except (KeyError, TypeError):  # not looked yet, or an attribute is gone
-            readers = self._readers = tuple(map(_reader, self._block.modules()))
-            values = [value for attributes, _, get in readers for value in get(attributes)]
+            self._readers = tuple(_reader(m) for m in self._block.modules() if type(m).__module__ not in _CONSTANT)
+            values = [value for attributes, _, get in self._readers for value in get(attributes)]
         if not _PLAIN.issuperset(map(type, values)):
             values = list(map(_plain, values))
-        return Snapshot(readers, (*values, *[read() for read in _READ_SETTINGS]))  # type: ignore[arg-type]
+        values.extend([read() for read in _READ_SETTINGS])
+        return Snapshot(self._readers, values)  # type: ignore[arg-type]
 
     def changes(self, then: Snapshot) -> list[Change]:
         """What is different now."""

@@ -24,7 +24,7 @@ from ac_core.errors import ActivationCheckpointingError, RecomputeMismatchError
 from ac_core.region.contexts import ContextFn
 from ac_core.region.diagnosis import Mismatch, diagnose
 from ac_core.region.evidence import Change, PlainState, Snapshot
-from ac_core.region.recording import Meta, Recording, node_holding
+from ac_core.region.recording import Meta, Recording, nodes_holding
 
 # NOTE [ torch's checkpoint frame ]
 # torch keeps one private `_CheckpointFrame` for each forward of a region, and compares with
@@ -258,7 +258,7 @@ class _Region:
                 arguments=arguments,
                 plain=self.guard.plain,
                 then=self.entry.then,
-                forward_node=lambda index: _forward_node(frame, index),
+                forward_nodes=_forward_nodes(frame),
                 again=lambda probe: self._run_again(probe, arguments),
             )
             return diagnose(mismatch)
@@ -287,13 +287,15 @@ def _recomputed(frame: Any, gid: Any) -> dict[int, Meta]:
     """What the recompute saved, position by position, where the graph still needs it."""
     found = {}
     for position, holder in enumerate(reference() for reference in frame.weak_holders):
-        tensor = holder and frame.recomputed[gid].get(holder.handles.get(gid))
-        if tensor is not None:
-            found[position] = Meta.of(tensor)
+        handle = holder and holder.handles.get(gid)
+        if handle is not None:
+            found[position] = Meta.of(frame.recomputed[gid][handle])
     return found
 
 
-def _forward_node(frame: Any, position: int) -> str:
-    """The node of the forward's graph that saved the tensor at a position, found from the node that is running now."""
-    holder = frame.weak_holders[position]() if position < len(frame.weak_holders) else None
-    return (holder and node_holding([torch._C._current_autograd_node()], holder)) or ""
+def _forward_nodes(frame: Any) -> dict[int, str]:
+    """The autograd nodes that saved the forward's tensors, by position, of those that lie before the node whose
+    backward is running now."""
+    alive = {position: holder for position, ref in enumerate(frame.weak_holders) if (holder := ref()) is not None}
+    names = nodes_holding([torch._C._current_autograd_node()], alive.values())
+    return {position: names[id(holder)] for position, holder in alive.items() if id(holder) in names}

@@ -7,6 +7,7 @@ a recompute went wrong, and for `check_recompute`.
 import linecache
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -58,8 +59,8 @@ class Saved:
     node: str = ""
 
     def __str__(self) -> str:
-        node = f" ({self.node})" if self.node else ""
-        return f"{self.call}{node}{self.place and f' at {self.place}'}"
+        node, module = self.node and f" ({self.node})", self.module and f" in '{self.module}'"
+        return f"{self.call}{node}{module}"
 
 
 class Choice(NamedTuple):
@@ -81,10 +82,12 @@ class Recording:
     def __init__(self, block: nn.Module, *, fingerprints: bool = False) -> None:
         self.saved: list[Saved] = []
         self.choices: list[Choice] = []
+        self.paused = False
         self._block = block
         self._names = {id(module): name for name, module in block.named_modules()}
         self._fingerprints = fingerprints
         self._call: Callable[..., Any] | None = None
+        self._autocast: dict[str, torch.dtype | None] = {}
         self._unnamed: list[tuple[Saved, object]] = []
 
     @contextmanager
@@ -111,12 +114,12 @@ class Recording:
             yield
 
     def _describe(self, tensor: Tensor) -> Saved:
-        call, module, place = self._where()
-        device = tensor.device.type
-        on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-        autocast = torch.get_autocast_dtype(device) if on else None
-        print_of = fingerprint(tensor) if self._fingerprints else None
-        return Saved(Meta.of(tensor), call, module, place, autocast, print_of)
+        bits = None
+        if self._fingerprints:
+            self.paused = True
+            bits = fingerprint(tensor)
+            self.paused = False
+        return Saved(Meta.of(tensor), *self._where(), self._autocast.get(tensor.device.type), bits)
 
     def _where(self) -> tuple[str, str, str]:
         """The call in progress, the module it is in, and the line of the model's own code that it comes from."""
@@ -136,12 +139,21 @@ class Recording:
                 break
         return call or "autograd", module or "", _line(user or layer)
 
+    def calling(self, call: Callable[..., Any] | None) -> Callable[..., Any] | None:
+        """Sets the call in progress; returns the one before."""
+        self._call, before = call, self._call
+        # Read here: inside a call that autocast has cast for, autocast is off.
+        self._autocast = {device: _autocast_dtype(device) for device in _AUTOCAST_DEVICES}
+        return before
+
     def called(self, out: object) -> None:
         """The call in progress is over: which nodes of its graph hold what it saved?"""
-        roots = [leaf.grad_fn for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
-        for saved, packed in self._unnamed:
-            saved.node = node_holding(roots, packed, limit=64) or ""
-        self._unnamed.clear()
+        if self._unnamed:
+            roots = [leaf.grad_fn for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+            nodes = nodes_holding(roots, [packed for _, packed in self._unnamed], limit=64)
+            for saved, packed in self._unnamed:
+                saved.node = nodes.get(id(packed), "")
+            self._unnamed.clear()
 
 
 class _Calls(TorchFunctionMode):
@@ -150,14 +162,15 @@ class _Calls(TorchFunctionMode):
         self._recording = recording
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        recording = self._recording
-        outer, recording._call = recording._call, func
+        if self._recording.paused:
+            return func(*args, **(kwargs or {}))
+        outer = self._recording.calling(func)
         try:
             out = func(*args, **(kwargs or {}))
+            self._recording.called(out)
+            return out
         finally:
-            recording._call = outer
-        recording.called(out)
-        return out
+            self._recording.calling(outer)
 
 
 class _Ops(TorchDispatchMode):
@@ -171,21 +184,22 @@ class _Ops(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self._alone and getattr(func, "namespace", "") in _COLLECTIVES:
             raise CommunicationRefused(str(func))
-        if _chooses(func, args):
-            recording = self._recording
+        recording = self._recording
+        if not recording.paused and _chooses(func, args):
             name = str(func).removesuffix(".default").replace(".", "::", 1)
             recording.choices.append(Choice(name, recording._where()[2], len(recording.saved)))
         return func(*args, **(kwargs or {}))
 
 
-def node_holding(roots: Iterable[Node | None], packed: object, *, limit: int = 4096) -> str | None:
-    """The name of the node at or before `roots` in whose saved tensors `packed`, the outcome of a pack hook, lies.
+def nodes_holding(roots: Iterable[Node | None], packed: Iterable[object], *, limit: int = 4096) -> dict[int, str]:
+    """The names of the nodes at or before `roots` that hold `packed`, outcomes of a pack hook: `id(outcome)` -> name.
 
-    Looks at no more than `limit` nodes. None where none of them does, or where torch does not say.
+    Looks at no more than `limit` nodes. What none of them holds is left out.
     """
-    todo, seen = [root for root in roots if root is not None], set()
-    while todo and len(seen) < limit:
-        node = todo.pop(0)
+    wanted, found = {id(outcome) for outcome in packed}, dict[int, str]()
+    todo, seen = deque(root for root in roots if root is not None), set()
+    while todo and len(seen) < limit and len(found) < len(wanted):
+        node = todo.popleft()
         if node in seen:
             continue
         seen.add(node)
@@ -196,10 +210,11 @@ def node_holding(roots: Iterable[Node | None], packed: object, *, limit: int = 4
                 except RuntimeError:  # freed already
                     continue
                 for saved in held if isinstance(held, (tuple, list)) else (held,):
-                    if getattr(saved, "data", None) is packed:
-                        return node.name()
-        todo.extend(following for following, _ in node.next_functions if following is not None)
-    return None
+                    outcome = id(getattr(saved, "data", None))
+                    if outcome in wanted:
+                        found[outcome] = node.name()
+        todo.extend(before for before, _ in node.next_functions if before is not None)
+    return found
 
 
 def fingerprint(tensor: Tensor) -> tuple[int, int] | None:
@@ -216,6 +231,12 @@ def fingerprint(tensor: Tensor) -> tuple[int, int] | None:
     except (RuntimeError, NotImplementedError, KeyError, TypeError):
         return None
 
+
+def _autocast_dtype(device: str) -> torch.dtype | None:
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+_AUTOCAST_DEVICES = ("cpu", "cuda")
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
