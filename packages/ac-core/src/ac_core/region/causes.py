@@ -71,8 +71,8 @@ def _grown(evidence: Evidence) -> Cause | None:
         if _grew(change.was, change.now):
             return Cause(
                 "cache",
-                f"every run of the block makes {change.path} longer ({_grown_from_to(change)} in one recompute more), as "
-                "a key/value cache does",
+                f"every run of the block makes {change.path} longer ({_grown_from_to(change)} in one recompute "
+                "more), as a key/value cache does",
                 remedy,
             )
     sizes = [meta.shape for meta in (evidence.forward, evidence.recompute, evidence.repeated) if meta is not None]
@@ -172,9 +172,9 @@ def _autocast(evidence: Evidence) -> Cause | None:
     now = f"on ({str(evidence.saved.autocast).removeprefix('torch.')})" if on else "off"
     return Cause(
         "autocast",
-        f"the block is entered with autocast {'off' if on else 'on'}, at this call it is {now}, and the forward saved "
-        f"{str(evidence.forward.dtype).removeprefix('torch.')}: a hook or a context inside the block switched it in one "  # type: ignore[union-attr]
-        "run and not in the other",
+        f"the block is entered with autocast {'off' if on else 'on'} and at this call it is {now}, which would explain "
+        "the other dtype in the forward: a hook or a context inside the block switched it in one run and not in the "
+        "other",
         "switch autocast around the model, or in the block in the same way in every run",
     )
 
@@ -182,12 +182,13 @@ def _autocast(evidence: Evidence) -> Cause | None:
 def _attention_backend(evidence: Evidence) -> Cause | None:
     before = evidence.forward_node
     after = evidence.saved.node if evidence.saved else ""
-    if before == after or not all("attention" in node.lower() for node in (before, after)):
+    if not before or not after or before == after or "attention" not in f"{before} {after}".lower():
         return None
     return Cause(
         "sdpa",
-        f"attention ran as {before} in the forward and as {after} in the recompute",
-        "choose one backend around forward and backward with torch.nn.attention.sdpa_kernel",
+        f"where {before} ran in the forward, {after} ran in the recompute: another implementation of attention",
+        "choose one implementation around forward and backward (torch.nn.attention.sdpa_kernel, or attn_implementation "
+        "of the model), and do not change it between them",
     )
 
 
@@ -247,8 +248,8 @@ def _dtype(evidence: Evidence) -> Cause | None:
         return None
     return Cause(
         "dtype",
-        "only the dtype differs: a cast that depends on state, which the block reads from elsewhere, was made in one run "
-        "and not in the other",
+        "only the dtype differs: a cast that depends on state, which the block reads from elsewhere, was made in one "
+        "run and not in the other",
         "cast outside the block, or in the same way in every run",
     )
 

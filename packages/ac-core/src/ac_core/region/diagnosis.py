@@ -10,7 +10,7 @@ from torch import nn
 
 from ac_core.errors import RecomputeMismatchError
 from ac_core.region.causes import Evidence, probable_cause
-from ac_core.region.evidence import Change, PlainState, Snapshot, describe_state, undisturbed
+from ac_core.region.evidence import Change, PlainState, Snapshot, describe_state, differ, undisturbed
 from ac_core.region.recording import Meta, Recording, Saved
 
 
@@ -20,9 +20,9 @@ class Mismatch:
 
     forward: what the forward saved. forward_nodes: the autograd nodes that saved it, by position, where known.
     recomputed: what the recompute saved, by position, where known. count: how many tensors it saved. forward_saved,
-    recompute_saved: both with the calls, under `check_recompute`. values_only: nothing but the bits differ. arguments: of
-    the block. then: the block's state in the forward. again: recomputes once more, with a context entered just before
-    the block itself runs.
+    recompute_saved: both with the calls, under `check_recompute`. values_only: nothing but the bits differ. arguments:
+    of the block. then: the block's state in the forward. again: recomputes once more, with a context entered just
+    before the block itself runs.
     """
 
     block: nn.Module
@@ -78,9 +78,9 @@ def diagnose(mismatch: Mismatch) -> RecomputeMismatchError:
         evidence.autocast_at_entry = mismatch.then.autocast(evidence.forward.device.type)
     forward_saved = _undo_changes(mismatch, evidence) or mismatch.forward_saved
     cause, others = probable_cause(evidence)
+    what = "values" if mismatch.values_only else "tensors"
     lines = [
-        f"block '{mismatch.name}': its recompute saved other {'values' if mismatch.values_only else 'tensors'} than its "
-        "forward did, so its gradients would be wrong",
+        f"block '{mismatch.name}': its recompute saved other {what} than its forward did; its gradients would be wrong",
         f"  first difference: saved tensor {index + 1} (the forward saved {len(mismatch.forward)})",
         f"    forward:    {_told(evidence.forward, _at(forward_saved, index) or evidence.forward_node)}",
         f"    recompute:  {_told(evidence.recompute, evidence.saved)}",
@@ -110,7 +110,8 @@ def _watch(mismatch: Mismatch, evidence: Evidence) -> list[Saved]:
     with undisturbed(mismatch.block):
         second = _record(mismatch, nullcontext())
     evidence.changed = changes
-    evidence.moved = [Change(path, was, after.get(path)) for path, was in before.items() if after.get(path) != was]
+    pairs = [(path, was, after.get(path)) for path, was in before.items()]
+    evidence.moved = [Change(path, was, now) for path, was, now in pairs if differ(was, now)]
     evidence.repeatable = _same(first.saved, second.saved)
     evidence.choices = first.choices
     return first.saved
@@ -146,7 +147,7 @@ def _record(mismatch: Mismatch, probe: AbstractContextManager[Any]) -> Recording
     try:
         with torch.enable_grad(), recording.everything():
             mismatch.again(probe)
-    except Exception:  # what was recorded until then is still worth telling
+    except Exception:  # noqa: BLE001 - what was recorded until then is still worth telling
         pass
     return recording
 

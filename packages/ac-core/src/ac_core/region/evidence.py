@@ -103,7 +103,7 @@ class PlainState:
 
     def changes(self, then: Snapshot) -> list[Change]:
         """What is different now."""
-        return [Change(path, was, now) for path, was, now, _ in self._compare(then) if was != now]
+        return [Change(path, was, _plain(now)) for path, was, now, _ in self._compare(then) if differ(was, _plain(now))]
 
     @contextmanager
     def as_it_was(self, then: Snapshot, paths: Collection[str]) -> Iterator[None]:
@@ -122,19 +122,20 @@ class PlainState:
                 put(now)
 
     def _compare(self, then: Snapshot) -> Iterator[tuple[str, Any, Any, Callable[[Any], Any]]]:
+        """Path, value then, value now, and what sets it."""
         paths = {id(vars(module)): name for name, module in self._block.named_modules()}
         values = iter(then.values)
         for attributes, names, _ in then.readers:
             module = paths.get(id(attributes), "")
             for name in names:
                 path = f"{module}.{name}" if module else name
-                now = attributes.get(name)
-                was = next(values)
-                if isinstance(was, type):  # was no plain value: its type is all that is known of it
-                    now = _plain(now)
-                yield path, was, now, lambda value, a=attributes, n=name: a.__setitem__(n, value)
+                yield path, next(values), attributes.get(name), partial(attributes.__setitem__, name)
         for (setting, (read, put)), was in zip(_SETTINGS.items(), values, strict=True):
             yield setting, was, read(), put
+
+
+def differ(was: object, now: object) -> bool:
+    return was is not now and was != now  # NaN is itself
 
 
 def _reader(module: nn.Module) -> _Reader:
@@ -184,12 +185,8 @@ def _describe(value: Any, path: str, depth: int, out: dict[str, object], seen: s
     seen.add(id(value))
     if isinstance(value, Tensor):
         out[path] = Extent(tuple(value.shape), 0 if value.is_inference() else value._version)
-    elif isinstance(value, torch.Generator):
-        out[GENERATOR + path] = _digest(value.get_state().numpy().tobytes() if value.device.type == "cpu" else b"")
-    elif isinstance(value, random.Random):
-        out[GENERATOR + path] = hash(value.getstate())
-    elif type(value).__module__.startswith("numpy.random") and hasattr(value, "bit_generator"):
-        out[GENERATOR + path] = _digest(repr(value.bit_generator.state).encode())
+    elif (state := _generator_state(value)) is not None:
+        out[GENERATOR + path] = state
     elif isinstance(value, (nn.Module, type)) or callable(value) or depth == 0:
         return
     elif isinstance(value, dict):
@@ -203,6 +200,17 @@ def _describe(value: Any, path: str, depth: int, out: dict[str, object], seen: s
     elif hasattr(value, "__dict__"):
         for name, item in list(vars(value).items()):
             _describe(item, f"{path}.{name}", depth - 1, out, seen)
+
+
+def _generator_state(value: Any) -> object | None:
+    """A digest of the state of a random number generator; None for anything else."""
+    if isinstance(value, torch.Generator):
+        return _digest(bytes(value.get_state().tolist()))
+    if isinstance(value, random.Random):
+        return hash(value.getstate())
+    if type(value).__module__.startswith("numpy.random") and hasattr(value, "bit_generator"):
+        return _digest(repr(value.bit_generator.state).encode())
+    return None
 
 
 def _digest(data: bytes) -> str:

@@ -73,7 +73,8 @@ def _switch(value: str | None) -> bool:
     return value == "1"
 
 
-_checking = ContextVar("ac_core_check_recompute", default=_switch(os.environ.get("AC_CORE_CHECK_VALUES")))
+_CHECK_ALWAYS = _switch(os.environ.get("AC_CORE_CHECK_VALUES"))
+_checking = ContextVar("ac_core_check_recompute", default=_CHECK_ALWAYS)
 
 
 @contextmanager
@@ -178,8 +179,8 @@ def _note(block: str, error: BaseException, changes: list[Change]) -> str:
     note = f"ac-core: raised while block '{block}' was recomputed in the backward"
     if isinstance(error, AssertionError) and "early_stop" in str(error):
         return (
-            f"{note}: the block catches the exception by which torch ends a recompute; let it catch fewer kinds, or use "
-            "ActivationCheckpointingConfig(early_stop=False)"
+            f"{note}: the block catches the exception by which torch ends a recompute; let it catch fewer kinds, or "
+            "use ActivationCheckpointingConfig(early_stop=False)"
         )
     seen = f". Since then, {'; '.join(map(str, changes[:4]))}" if changes else ""
     return f"{note}; its forward had raised nothing{seen}"
@@ -241,9 +242,7 @@ class _Region:
             if any(was.fingerprint != now.fingerprint for was, now in pairs):
                 raise self._explained(None, gid, arguments)
 
-    def _explained(
-        self, error: CheckpointError | None, gid: Any, arguments: tuple[Any, ...]
-    ) -> RecomputeMismatchError:
+    def _explained(self, error: CheckpointError | None, gid: Any, arguments: tuple[Any, ...]) -> RecomputeMismatchError:
         frame = self._frame()
         try:
             mismatch = Mismatch(
@@ -262,7 +261,7 @@ class _Region:
                 again=lambda probe: self._run_again(probe, arguments),
             )
             return diagnose(mismatch)
-        except Exception as trouble:  # what torch found must not get lost because of it
+        except Exception as trouble:  # noqa: BLE001 - what torch found must not get lost because of it
             return RecomputeMismatchError(
                 f"block '{self.guard.name}': its recompute saved other tensors than its forward did. {error or ''}\n"
                 f"(looking for the cause failed: {trouble!r})",

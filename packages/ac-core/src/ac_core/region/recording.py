@@ -1,7 +1,7 @@
 """Who saves what: an account of the tensors that autograd saves while a block runs.
 
-It costs Python work for every call and every saved tensor. Nothing here runs in a normal step: it is for finding out why
-a recompute went wrong, and for `check_recompute`.
+It costs Python work for every call and every saved tensor. Nothing here runs in a normal step: it is for finding out
+why a recompute went wrong, and for `check_recompute`.
 """
 
 import linecache
@@ -71,7 +71,7 @@ class Choice(NamedTuple):
     position: int
 
 
-class CommunicationRefused(Exception):
+class CommunicationRefusedError(Exception):
     """Repeating a collective on one rank alone would wait for the others for ever."""
 
 
@@ -183,7 +183,7 @@ class _Ops(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self._alone and getattr(func, "namespace", "") in _COLLECTIVES:
-            raise CommunicationRefused(str(func))
+            raise CommunicationRefusedError(str(func))
         recording = self._recording
         if not recording.paused and _chooses(func, args):
             name = str(func).removesuffix(".default").replace(".", "::", 1)
@@ -257,7 +257,9 @@ def _name(call: Callable[..., Any]) -> str:
 
 
 def _frames() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(1)
+    """The frames above the caller. Not the caller's own: a frame whose `f_locals` holds it lives until the garbage
+    collector runs, and with it the tensors of all frames that it refers to."""
+    frame = sys._getframe(1).f_back
     while frame is not None:
         yield frame
         frame = frame.f_back
