@@ -33,6 +33,9 @@ from ac_core.region.recording import CommunicationRefusedError, Recording
 WORLD = SimpleNamespace(cache=[], wide=False, threshold=0.0, autocast=False, fail=False)
 """What the blocks below depend on and nobody keeps for the recompute."""
 
+NESTED = 2 if hasattr(torch.utils.checkpoint, "_NoopSaveInputs") else 1
+"""Tensors that a checkpoint inside a block saves of its own: its input, in torch 2.11 a placeholder too."""
+
 BY_LINEAR = "saved by torch.nn.functional.linear (AddmmBackward0)"
 CONFIRMED = "; with that put back the recompute saves what the forward saved"
 
@@ -383,7 +386,7 @@ def test_a_checkpoint_inside_a_block():
     loss = forward(Nested())
     WORLD.wide = False
     error = mismatch_of(loss)
-    assert error.index == 6  # the input of the inner region, and five tensors of `mix`
+    assert error.index - NESTED == 5  # five tensors of `mix`
 
 
 @pytest.mark.parametrize("which", ["outer", "inner"])
@@ -408,7 +411,7 @@ def test_of_two_nested_blocks_the_one_that_differs_is_named(which):
         outer.inner.eval()
     with pytest.raises(RecomputeMismatchError) as caught:
         loss.backward()
-    assert (caught.value.block, caught.value.index) == ((which, 11) if which == "outer" else (which, 5))
+    assert (caught.value.block, caught.value.index) == (which, 10 + NESTED if which == "outer" else 5)
 
 
 def test_the_second_of_two_backwards():
