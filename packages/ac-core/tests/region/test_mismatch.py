@@ -11,6 +11,8 @@ import pickle
 import random
 import threading
 import weakref
+from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -573,7 +575,7 @@ def test_the_parts_of_torch_that_this_rests_on_are_where_they_were():
         def __exit__(self, *_):
             return None
 
-    checkpoint(Wide(), torch.randn(3, 8), use_reentrant=False, context_fn=lambda: (Look(), mismatch._NOTHING))
+    checkpoint(Wide(), torch.randn(3, 8), use_reentrant=False, context_fn=lambda: (Look(), nullcontext()))
     assert type(found[0]) is mismatch.TORCH_FRAME
     assert mismatch._frame_being_run() is None
 
@@ -600,6 +602,26 @@ def test_where_torch_has_moved_them_its_own_error_comes_through(monkeypatch):
     with pytest.raises(CheckpointError) as caught:
         loss.backward()
     assert "block 'layers.3'" in caught.value.__notes__[0]
+
+
+def test_where_torch_has_moved_them_values_cannot_be_checked(monkeypatch):
+    monkeypatch.setattr(mismatch, "TORCH_FRAME", None)
+    with check_recompute(), pytest.raises(ActivationCheckpointingError, match="'layers.3' cannot be checked: torch"):
+        forward(Wide())
+
+
+def test_a_context_that_cannot_be_entered_leaves_no_hooks():
+    class Refuses:
+        def __enter__(self):
+            raise LookupError
+
+        def __exit__(self, *_):
+            return None
+
+    guard = partial(MismatchGuard(Wide(), "layers.3"), lambda: (Refuses(), Refuses()))
+    with check_recompute(), pytest.raises(LookupError):
+        checkpoint(Wide(), torch.randn(2, 8), use_reentrant=False, context_fn=guard)
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
 
 def test_a_failing_diagnosis_does_not_hide_the_mismatch(monkeypatch):

@@ -71,7 +71,7 @@ def _grown(evidence: Evidence) -> Cause | None:
         if _grew(change.was, change.now):
             return Cause(
                 "cache",
-                f"every run of the block makes {change.path} longer ({_grown_from_to(change)} in one recompute "
+                f"every run of the block makes {change.path} longer ({change.was} -> {change.now} in one recompute "
                 "more), as a key/value cache does",
                 remedy,
             )
@@ -292,15 +292,6 @@ def _grew(was: object, now: object) -> bool:
     if not isinstance(was, Extent) or not isinstance(now, Extent) or len(was.size) != len(now.size):
         return False
     return was.size != now.size and all(a <= b for a, b in zip(was.size, now.size, strict=True))
-
-
-def _grown_from_to(change: Change) -> str:
-    was, now = (
-        value.size[0] if len(value.size) == 1 else list(value.size)
-        for value in (change.was, change.now)
-        if isinstance(value, Extent)
-    )
-    return f"{was} -> {now}"
 
 
 def _checked(evidence: Evidence) -> str:

@@ -59,6 +59,9 @@ class Extent(NamedTuple):
     size: tuple[int, ...]
     version: int = 0
 
+    def __str__(self) -> str:
+        return str(self.size[0] if len(self.size) == 1 else list(self.size))
+
 
 class _Reader(NamedTuple):
     attributes: dict[str, Any]
@@ -83,23 +86,26 @@ class PlainState:
 
     def __init__(self, block: nn.Module) -> None:
         self._block = block
-        self._readers: tuple[_Reader, ...] | None = None
+        self._readers: tuple[_Reader, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_readers": None}  # a copy of the block has attributes of its own
+        return {**self.__dict__, "_readers": ()}  # a copy of the block has attributes of its own
 
     def read(self) -> Snapshot:
-        values: list[Any] = []
+        readers, values = self._readers, list[Any]()
         try:
-            for attributes, _, get in self._readers:  # type: ignore[union-attr]
+            for attributes, _, get in readers:
                 values.extend(get(attributes))
-        except (KeyError, TypeError):  # not looked yet, or an attribute is gone
-            self._readers = tuple(_reader(m) for m in self._block.modules() if type(m).__module__ not in _CONSTANT)
-            values = [value for attributes, _, get in self._readers for value in get(attributes)]
+        except KeyError:  # an attribute is gone
+            readers = ()
+        if not readers:
+            modules = (m for m in self._block.modules() if type(m).__module__ not in _CONSTANT)
+            readers = self._readers = tuple(map(_reader, modules))
+            values = [value for attributes, _, get in readers for value in get(attributes)]
         if not _PLAIN.issuperset(map(type, values)):
             values = list(map(_plain, values))
         values.extend([read() for read in _READ_SETTINGS])
-        return Snapshot(self._readers, values)  # type: ignore[arg-type]
+        return Snapshot(readers, values)
 
     def changes(self, then: Snapshot) -> list[Change]:
         """What is different now."""

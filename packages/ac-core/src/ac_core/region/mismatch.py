@@ -7,10 +7,9 @@ it does next to nothing: a snapshot of plain attributes a forward. Then the reco
 
 import os
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from threading import get_ident
 from types import TracebackType
 from typing import Any
 
@@ -54,10 +53,10 @@ _STOP = "_StopRecomputationError"
 
 
 def _frame_being_run() -> Any | None:
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    for cell in (hooks and getattr(hooks[0], "__closure__", None)) or ():
-        if type(cell.cell_contents) is TORCH_FRAME:
-            return cell.cell_contents
+    if TORCH_FRAME is not None and (hooks := torch._C._autograd._top_saved_tensors_default_hooks(True)):
+        for cell in getattr(hooks[0], "__closure__", None) or ():
+            if type(cell.cell_contents) is TORCH_FRAME:
+                return cell.cell_contents
     return None
 
 
@@ -104,75 +103,44 @@ class MismatchGuard:
         self.name = name
         self.plain = PlainState(block)
 
-    def __call__(self, context_fn: ContextFn | None = None) -> tuple["_Forward", "_Recompute"]:
-        forward, recompute = (_NOTHING, _NOTHING) if context_fn is None else context_fn()
-        entry = _Entry(self)
-        return _Forward(_Region(self, entry), forward), _Recompute(entry, recompute)
-
-
-_NOTHING = nullcontext()
-
-
-class _Entry:
-    """The moment at which the block itself begins to run, inside every other context."""
-
-    __slots__ = ("guard", "probe", "then")
-
-    def __init__(self, guard: MismatchGuard) -> None:
-        self.guard = guard
-        self.then: Snapshot | None = None
-        self.probe: AbstractContextManager[Any] | None = None
-
-
-class _Forward:
-    def __init__(self, region: "_Region", inner: AbstractContextManager[Any]) -> None:
-        self._region = region
-        self._inner = inner
-        self._hooks: AbstractContextManager[Any] | None = None
-
-    def __enter__(self) -> None:
-        region = self._region
-        region.attach()
-        if _checking.get():
-            region.saved = Recording(region.guard.block, fingerprints=True)
-            self._hooks = _beside_torch(region.saved)
-            self._hooks.__enter__()
-        self._inner.__enter__()
-        region.entry.then = region.guard.plain.read()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._inner.__exit__(kind, error, traceback)
-        if self._hooks is not None:
-            self._hooks.__exit__(None, None, None)
+    def __call__(self, context_fn: ContextFn | None = None) -> tuple["_Region", "_Recompute"]:
+        forward, recompute = (None, None) if context_fn is None else context_fn()
+        entered = _Recompute(self, recompute)
+        return _Region(self, forward, entered), entered
 
 
 class _Recompute:
-    """May be entered again, for a second backward over the same graph."""
+    """The recompute context. May be entered again, for a second backward over the same graph.
 
-    def __init__(self, entry: _Entry, inner: AbstractContextManager[Any]) -> None:
-        self._entry = entry
-        self._inner = inner
+    then: the block as its forward found it, inside every other context. probe: what is to be entered there.
+    """
+
+    __slots__ = ("guard", "inner", "probe", "then")
+
+    def __init__(self, guard: MismatchGuard, inner: AbstractContextManager[Any] | None) -> None:
+        self.guard = guard
+        self.inner = inner
+        self.then: Snapshot | None = None
+        self.probe: AbstractContextManager[Any] | None = None
 
     def __enter__(self) -> None:
-        self._inner.__enter__()
-        if self._entry.probe is not None:
-            self._entry.probe.__enter__()
+        if self.inner is not None:
+            self.inner.__enter__()
+        if self.probe is not None:
+            self.probe.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        entry = self._entry
         try:
-            if entry.probe is not None:
-                entry.probe.__exit__(None, None, None)
+            if self.probe is not None:
+                self.probe.__exit__(None, None, None)
             elif error is not None and kind.__name__ != _STOP and not isinstance(error, ActivationCheckpointingError):
-                guard = entry.guard
-                changes = guard.plain.changes(entry.then) if entry.then is not None else []
-                error.add_note(_note(guard.name, error, changes))
+                changes = self.guard.plain.changes(self.then) if self.then is not None else []
+                error.add_note(_note(self.guard.name, error, changes))
         finally:
-            self._inner.__exit__(kind, error, traceback)
+            if self.inner is not None:
+                self.inner.__exit__(kind, error, traceback)
 
 
 def _note(block: str, error: BaseException, changes: list[Change]) -> str:
@@ -187,58 +155,86 @@ def _note(block: str, error: BaseException, changes: list[Change]) -> str:
 
 
 class _Region:
-    """One forward of a block and its recomputes."""
+    """One forward of a block, as its context, and what stands in for two parts of torch's frame in its recomputes."""
 
-    def __init__(self, guard: MismatchGuard, entry: _Entry) -> None:
+    __slots__ = ("_again", "_arguments", "_entered", "_frame", "_hooks", "_inner", "_recompute", "_saved", "guard")
+
+    def __init__(self, guard: MismatchGuard, inner: AbstractContextManager[Any] | None, entered: _Recompute) -> None:
         self.guard = guard
-        self.entry = entry
-        self.saved: Recording | None = None
+        self._inner = inner
+        self._entered = entered
+        self._arguments: tuple[Any, ...] = ()
+        self._hooks: AbstractContextManager[Any] | None = None
+        self._saved: Recording | None = None  # under `check_recompute`
         self._again: Recording | None = None
-        self._frame: Callable[[], Any] = lambda: None
-        self._recompute: Callable[..., None] = lambda: None
-        self._arguments: dict[int, tuple[Any, ...]] = {}
 
-    def attach(self) -> None:
-        frame = _frame_being_run() if TORCH_FRAME is not None else None
+    def __enter__(self) -> None:
+        frame = _frame_being_run()
         if frame is not None:
             self._frame = weakref.ref(frame)
             self._recompute = frame.recompute_fn
             frame.recompute_fn = self.recompute
             frame.check_recomputed_tensors_match = self.check
+        if _checking.get():
+            if frame is None:
+                raise ActivationCheckpointingError(
+                    f"the values of block '{self.guard.name}' cannot be checked: torch {torch.__version__} keeps what "
+                    "a checkpoint saves where ac-core does not look; leave check_recompute and AC_CORE_CHECK_VALUES off"
+                )
+            self._saved = Recording(self.guard.block, fingerprints=True)
+            self._hooks = _beside_torch(self._saved)
+            self._hooks.__enter__()
+        try:
+            if self._inner is not None:
+                self._inner.__enter__()
+            self._entered.then = self.guard.plain.read()
+        except BaseException:
+            self._leave_hooks()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        inner, self._inner = self._inner, None
+        try:
+            if inner is not None:
+                inner.__exit__(kind, error, traceback)
+        finally:
+            self._leave_hooks()
+
+    def _leave_hooks(self) -> None:
+        hooks, self._hooks = self._hooks, None
+        if hooks is not None:
+            hooks.__exit__(None, None, None)
 
     def recompute(self, *arguments: Any) -> None:
         """In place of `frame.recompute_fn`."""
-        # `check` follows at once in this thread and may need the arguments, which nested regions can unpack only once.
-        self._arguments[get_ident()] = arguments
+        # `check` follows at once and may need the arguments. In a nested region they can be unpacked only once.
+        self._arguments = arguments
         try:
-            if self.saved is None:
+            if self._saved is None:
                 self._recompute(*arguments)
             else:
                 self._again = Recording(self.guard.block, fingerprints=True)
                 with _beside_torch(self._again):
                     self._recompute(*arguments)
         except CheckpointError as error:
-            arguments = self._arguments.pop(get_ident())
             frame = self._frame()
             more = [gid for gid, count in frame.recomp_counter.items() if count > len(frame.weak_holders)]
             if not more:
                 raise
             raise self._explained(error, more[-1], arguments) from None
-        except BaseException as error:
-            if type(error).__name__ != _STOP:
-                del self._arguments[get_ident()]
-            raise
 
     def check(self, gid: Any) -> None:
         """In place of `frame.check_recomputed_tensors_match`."""
-        arguments = self._arguments.pop(get_ident(), ())
+        arguments, self._arguments = self._arguments, ()
         frame = self._frame()
         try:
             TORCH_FRAME.check_recomputed_tensors_match(frame, gid)  # type: ignore[union-attr]
         except CheckpointError as error:
             raise self._explained(error, gid, arguments) from None
-        if self.saved is not None and self._again is not None:
-            pairs = zip(self.saved.saved, self._again.saved, strict=False)
+        if self._saved is not None and self._again is not None:
+            pairs = zip(self._saved.saved, self._again.saved, strict=False)
             if any(was.fingerprint != now.fingerprint for was, now in pairs):
                 raise self._explained(None, gid, arguments)
 
@@ -251,12 +247,12 @@ class _Region:
                 forward=[Meta(**meta) for meta in frame.x_metadatas],
                 recomputed=_recomputed(frame, gid),
                 count=frame.recomp_counter[gid],
-                forward_saved=self.saved and self.saved.saved,
+                forward_saved=self._saved and self._saved.saved,
                 recompute_saved=self._again and self._again.saved,
                 values_only=error is None,
                 arguments=arguments,
                 plain=self.guard.plain,
-                then=self.entry.then,
+                then=self._entered.then,
                 forward_nodes=_forward_nodes(frame),
                 again=lambda probe: self._run_again(probe, arguments),
             )
@@ -269,17 +265,16 @@ class _Region:
             )
 
     def _run_again(self, probe: AbstractContextManager[Any], arguments: tuple[Any, ...]) -> None:
-        self.entry.probe = probe
+        self._entered.probe = probe
         try:
             self._recompute(*arguments)
         finally:
-            self.entry.probe = None
+            self._entered.probe = None
 
 
 def _beside_torch(recording: Recording) -> AbstractContextManager[None]:
     """Records beside the hooks that torch's checkpoint has just pushed."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return recording.hooks(*hooks) if hooks else nullcontext()
+    return recording.hooks(*torch._C._autograd._top_saved_tensors_default_hooks(True))
 
 
 def _recomputed(frame: Any, gid: Any) -> dict[int, Meta]:

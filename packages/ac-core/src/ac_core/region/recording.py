@@ -179,7 +179,8 @@ class _Ops(TorchDispatchMode):
     def __init__(self, recording: Recording) -> None:
         super().__init__()
         self._recording = recording
-        self._alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+        ranks = torch.distributed
+        self._alone = not (ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self._alone and getattr(func, "namespace", "") in _COLLECTIVES:
