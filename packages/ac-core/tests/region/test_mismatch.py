@@ -529,24 +529,18 @@ def test_a_graph_is_freed_without_the_garbage_collector():
         gc.enable()
 
 
-def test_no_collective_is_repeated_by_one_rank_alone(monkeypatch):
+def test_no_collective_is_repeated_by_one_rank_alone():
     from torch import distributed
     from torch.testing._internal.distributed.fake_pg import FakeStore
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Collectives(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            reached.append(func.namespace) if func.namespace == "c10d" else None
-            return func(*args, **(kwargs or {}))
 
     class Reduces(Wide):
         def forward(self, x):
             x = super().forward(x)
-            with Collectives():
-                distributed.all_reduce(x.detach().clone())
-            return x.repeat(2, 1).sin()
+            distributed.all_reduce(x.detach().clone())
+            reduced.append(1)
+            return x.repeat(2 + self.training, 1).sin()
 
-    reached = []
+    reduced = []
     WORLD.wide = True
     distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
@@ -554,8 +548,13 @@ def test_no_collective_is_repeated_by_one_rank_alone(monkeypatch):
         WORLD.wide = False
         error = mismatch_of(loss)
         assert error.index == 5
-        assert "saved by" in str(error)  # what comes before the collective is known
-        block, recording = Reduces(), Recording(Base())
+        assert error.cause == "unknown"
+        assert len(reduced) == 2  # the forward and the recompute, none of the runs that look for the cause
+        block = Reduces()
+        loss = forward(block)
+        block.eval()
+        assert mismatch_of(loss).cause == "training"  # which was seen, and could not be tried
+        recording = Recording(block)
         with pytest.raises(CommunicationRefusedError, match="c10d.allreduce_"), recording.everything():
             distributed.all_reduce(block.up.weight.detach().clone())
     finally:

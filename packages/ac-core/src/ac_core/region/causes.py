@@ -15,11 +15,10 @@ class Evidence:
 
     forward, recompute: the first saved tensor that differs, as each had it; None where it had none at that position, or
         where it is not known.
-    values_only: the metadata agree, the bits do not.
     forward_node, saved: what saved it in the forward, and in the recompute.
     repeated: the tensor at that position in one recompute more. repeatable: two recomputes more agreed.
-    changed: plain attributes and settings that the recompute saw otherwise than the forward. confirmed: with these put
-        back, the recompute saves what the forward saved.
+    changed: plain attributes and settings that the recompute saw otherwise than the forward, without those that are
+        known not to matter. confirmed: with these put back, the recompute saves what the forward saved.
     moved: state that one more recompute changed.
     choices: data-dependent ops before that tensor, the latest last.
     """
@@ -27,7 +26,6 @@ class Evidence:
     block: nn.Module
     forward: Meta | None = None
     recompute: Meta | None = None
-    values_only: bool = False
     forward_node: str = ""
     saved: Saved | None = None
     repeated: Meta | None = None
@@ -104,11 +102,8 @@ def _setting_changed(evidence: Evidence) -> Cause | None:
     for change in evidence.changed:
         for word, kind in (("SDPA", "sdpa"), ("autocast", "autocast"), ("default dtype", "dtype")):
             if word in change.path:
-                return Cause(
-                    kind,
-                    f"{change}{_checked(evidence)}",
-                    "run the backward under the same setting as the forward",
-                )
+                seen = f"{change}{_checked(evidence)}"
+                return Cause(kind, seen, "run the backward under the same setting as the forward")
     return None
 
 
@@ -206,9 +201,7 @@ def _unrepeatable(evidence: Evidence) -> Cause | None:
 
 
 def _inner_fsdp(evidence: Evidence) -> Cause | None:
-    units = [
-        name for name, module in evidence.block.named_modules() if name and type(module).__name__.startswith("FSDP")
-    ]
+    units = [n for n, module in evidence.block.named_modules() if n and type(module).__name__.startswith("FSDP")]
     if not units or not _only_dtype(evidence):
         return None
     return Cause(
@@ -225,7 +218,7 @@ def _routing(evidence: Evidence) -> Cause | None:
     return Cause(
         "routing",
         f"{chosen[-1].op}{_at(chosen[-1])} decides by values how many or which items follow, as a mixture-of-experts "
-        "router does, and decided otherwise",
+        "router does, and may have decided otherwise",
         "compute the routing outside the checkpointed block, or keep its outcome; ac_core.check_recompute() names the "
         "first value that differs",
     )
@@ -264,10 +257,10 @@ _UNKNOWN = Cause(
 
 _RULES: tuple[Callable[[Evidence], Cause | None], ...] = (
     _parameter_without_data,
-    _grown,
     _training_flipped,
     _setting_changed,
     _attribute_changed,
+    _grown,
     _random,
     _state_moved,
     _autocast,
@@ -299,7 +292,7 @@ def _checked(evidence: Evidence) -> str:
 
 
 def _at(choice: Choice) -> str:
-    return f" at {choice.place}" if choice.place else ""
+    return choice.place and f" at {choice.place}"
 
 
 def _holds_no_data(parameter: Tensor) -> bool:

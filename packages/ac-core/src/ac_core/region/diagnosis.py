@@ -65,7 +65,7 @@ class Mismatch:
 def diagnose(mismatch: Mismatch) -> RecomputeMismatchError:
     """The error to raise. Runs the block a few times more; its attributes, buffers and all random numbers are
     afterwards what they were."""
-    evidence = Evidence(mismatch.block, values_only=mismatch.values_only)
+    evidence = Evidence(mismatch.block)
     repeated = _watch(mismatch, evidence)
     saved = mismatch.recompute_saved or repeated
     index = mismatch.first_difference(saved)
@@ -76,7 +76,7 @@ def diagnose(mismatch: Mismatch) -> RecomputeMismatchError:
     evidence.choices = [choice for choice in evidence.choices if choice.position <= index]
     if mismatch.then is not None and evidence.forward is not None:
         evidence.autocast_at_entry = mismatch.then.autocast(evidence.forward.device.type)
-    forward_saved = _undo_changes(mismatch, evidence) or mismatch.forward_saved
+    forward_saved = _undo_changes(mismatch, evidence, index) or mismatch.forward_saved
     cause, others = probable_cause(evidence)
     what = "values" if mismatch.values_only else "tensors"
     lines = [
@@ -117,9 +117,9 @@ def _watch(mismatch: Mismatch, evidence: Evidence) -> list[Saved]:
     return first.saved
 
 
-def _undo_changes(mismatch: Mismatch, evidence: Evidence) -> list[Saved] | None:
+def _undo_changes(mismatch: Mismatch, evidence: Evidence, index: int) -> list[Saved] | None:
     """Which of the changes, undone, makes the recompute save what the forward saved? Those that do not help are no
-    cause. Returns what is then saved."""
+    cause, unless the trial could not go as far as the difference. Returns what is saved with the cause undone."""
     if mismatch.then is None or not evidence.changed:
         return None
     one_by_one: dict[str, list[Change]] = {}
@@ -128,18 +128,21 @@ def _undo_changes(mismatch: Mismatch, evidence: Evidence) -> list[Saved] | None:
     trials = [*one_by_one.values()][:8] + [evidence.changed] * (len(one_by_one) > 1)
     for trial in trials:
         with undisturbed(mismatch.block):
-            saved = _record(mismatch, mismatch.plain.as_it_was(mismatch.then, {change.path for change in trial})).saved
-        if _is_the_forward(mismatch, saved):
+            run = _record(mismatch, mismatch.plain.as_it_was(mismatch.then, {change.path for change in trial}))
+        if run.cut and len(run.saved) <= index:
+            return None
+        if _is_the_forward(mismatch, run):
             evidence.changed, evidence.confirmed = trial, True
-            return saved
+            return run.saved
     evidence.changed = []
     return None
 
 
-def _is_the_forward(mismatch: Mismatch, saved: list[Saved]) -> bool:
+def _is_the_forward(mismatch: Mismatch, run: Recording) -> bool:
+    so_far = len(run.saved) if run.cut else None
     if mismatch.forward_saved is not None:
-        return _same(saved, mismatch.forward_saved)
-    return [one.meta for one in saved] == mismatch.forward
+        return _same(run.saved, mismatch.forward_saved[:so_far])
+    return [saved.meta for saved in run.saved] == mismatch.forward[:so_far]
 
 
 def _record(mismatch: Mismatch, probe: AbstractContextManager[Any]) -> Recording:

@@ -77,11 +77,12 @@ class CommunicationRefusedError(Exception):
 
 class Recording:
     """What a run of `block` saves, in order. Enter `hooks` around the run, or `everything` where nobody else's saved
-    tensor hooks have to see it."""
+    tensor hooks have to see it. cut: the run was ended before a collective."""
 
     def __init__(self, block: nn.Module, *, fingerprints: bool = False) -> None:
         self.saved: list[Saved] = []
         self.choices: list[Choice] = []
+        self.cut = False
         self.paused = False
         self._block = block
         self._names = {id(module): name for name, module in block.named_modules()}
@@ -118,7 +119,8 @@ class Recording:
         if self._fingerprints:
             self.paused = True
             bits = fingerprint(tensor)
-            self.paused = False
+            self.cut = False
+        self.paused = False
         return Saved(Meta.of(tensor), *self._where(), self._autocast.get(tensor.device.type), bits)
 
     def _where(self) -> tuple[str, str, str]:
@@ -184,6 +186,7 @@ class _Ops(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self._alone and getattr(func, "namespace", "") in _COLLECTIVES:
+            self._recording.cut = True
             raise CommunicationRefusedError(str(func))
         recording = self._recording
         if not recording.paused and _chooses(func, args):
