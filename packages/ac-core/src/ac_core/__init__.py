@@ -19,8 +19,9 @@ from ac_core.strategies import DDPConfig, FSDP2Config, MegatronFSDPConfig
 if TYPE_CHECKING:
     from ac_core.apply import apply_activation_checkpointing, remove_activation_checkpointing
     from ac_core.discovery.blocks import Block, find_blocks
-    from ac_core.errors import ActivationCheckpointingError
+    from ac_core.errors import ActivationCheckpointingError, RecomputeMismatchError
     from ac_core.proof.trace import Trace, TracedOp, trace_decisions
+    from ac_core.region.mismatch import check_recompute
     from ac_core.report import BlockGroup, Report
 
 __version__ = "0.1.0"
@@ -29,11 +30,13 @@ _HOME = {
     "ActivationCheckpointingError": "ac_core.errors",
     "Block": "ac_core.discovery.blocks",
     "BlockGroup": "ac_core.report",
+    "RecomputeMismatchError": "ac_core.errors",
     "Report": "ac_core.report",
     "Trace": "ac_core.proof.trace",
     "TracedOp": "ac_core.proof.trace",
     "trace_decisions": "ac_core.proof.trace",
     "apply_activation_checkpointing": "ac_core.apply",
+    "check_recompute": "ac_core.region.mismatch",
     "find_blocks": "ac_core.discovery.blocks",
     "remove_activation_checkpointing": "ac_core.apply",
 }
@@ -46,10 +49,12 @@ __all__ = [
     "DDPConfig",
     "FSDP2Config",
     "MegatronFSDPConfig",
+    "RecomputeMismatchError",
     "Report",
     "Trace",
     "TracedOp",
     "apply_activation_checkpointing",
+    "check_recompute",
     "find_blocks",
     "remove_activation_checkpointing",
     "trace_decisions",

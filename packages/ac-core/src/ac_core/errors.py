@@ -6,3 +6,18 @@ class ActivationCheckpointingError(RuntimeError):
 
     Mistakes in a setting itself (an unknown policy, a bad scope) are `ValueError`, raised where the setting is read.
     """
+
+
+class RecomputeMismatchError(ActivationCheckpointingError):
+    """The recompute of a block saved other tensors than its forward did: its gradients would be wrong.
+
+    block: its name. index: position of the first saved tensor that differs, from 0. cause: the probable cause in a word
+    or two (`"cache"`, `"random"`, `"training"`, `"attribute"`, ..., `"unknown"`); the message has the evidence and the
+    remedy.
+    """
+
+    def __init__(self, message: str, *, block: str = "", index: int = 0, cause: str = "unknown") -> None:
+        super().__init__(message)
+        self.block = block
+        self.index = index
+        self.cause = cause

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, cuda, equal, get_rng_state, is_grad_enabled, nn
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from ac_core.errors import ActivationCheckpointingError
 from ac_core.region.cache import is_cache, only_reads_cache
 from ac_core.region.contexts import ContextFn
+from ac_core.region.mismatch import MismatchGuard, is_traced
 from ac_core.region.watch import watched, watching
 from ac_core.trainability import needs_gradient
 
@@ -53,6 +55,7 @@ class CheckpointedForward:
         self.early_stop = early_stop
         self.context_fn = context_fn
         self.compiled_context_fn = compiled_context_fn
+        self._mismatch_guard = MismatchGuard(module, name)
         self.enabled = True
         self.replaced = module.__dict__.get("forward")  # an instance's own forward, put there by another tool
 
@@ -77,7 +80,8 @@ class CheckpointedForward:
         # Keyword arguments travel as positional ones. So `checkpoint` saves their tensors as it saves all its inputs,
         # with a version check and through outer saved-tensor hooks, and no name collides with one of its own options.
         # No `context_fn` rather than the one that does nothing: torch.compile can trace only the former.
-        context_fn = self.compiled_context_fn if is_compiling() else self.context_fn
+        traced = is_traced()
+        context_fn = self.compiled_context_fn if traced else partial(self._mismatch_guard, self.context_fn)
         contexts = {} if context_fn is None else {"context_fn": context_fn}
         return checkpoint(
             self._run,
