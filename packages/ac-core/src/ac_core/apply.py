@@ -138,7 +138,8 @@ def _choose(
     taken, rows = [], []
     for block in found:
         reason = ""
-        inside = next((n for n in foreign if n == block.name or n.startswith(f"{block.name}.")), None)
+        path = f"{block.name}."
+        inside = next((n for n in foreign if f"{n}.".startswith(path) or path.startswith(f"{n}.")), None)
         if not _in_scope(block.part, config.scope):
             reason = "out of scope"
         elif block.part != LANGUAGE and block.part not in trainable_parts:

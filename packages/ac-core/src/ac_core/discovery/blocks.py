@@ -14,14 +14,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 from torch import nn
-from torch.nn.parameter import is_lazy
 
-from ac_core.discovery.parts import part_of
+from ac_core.discovery.parts import LANGUAGE, part_of
+from ac_core.discovery.structure import CONTAINERS, Structure, is_torchs, kind
 
 BlockChoice = type[nn.Module] | str | Callable[[str, nn.Module], bool]
-CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
 @dataclass(frozen=True)
@@ -58,20 +58,18 @@ def find_blocks(model: nn.Module, blocks: BlockChoice | Iterable[BlockChoice] | 
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: {type(model).__name__} is not a torch.nn.Module")
+    search = _Search(model)
     if blocks is not None:
-        choices = _choices(blocks)
-        found = {name: (module, "chosen by blocks=") for name, module in _outermost(model, _any_of(choices))}
+        search.take_outermost(_any_of(_choices(blocks)), "chosen by blocks=")
     else:
-        declared = dict(_outermost(model, _is_checkpointing_layer))
-        found = {name: (module, "GradientCheckpointingLayer") for name, module in declared.items()}
-        for name, module in _repeated(model, ""):
-            taken = module in declared.values()
-            if not taken and not any(_nested(name, other) or _nested(other, name) for other in declared):
-                found[name] = (module, "repeated structure")
-    order = {name: place for place, (name, _) in enumerate(model.named_modules())}
+        search.take_outermost(_is_checkpointing_layer, "GradientCheckpointingLayer")
+        search.take_repeated()
+        search.take_same_class()
+        search.take_units_of_towers()
     return [
-        Block(name, module, part_of(model, name), any(p.requires_grad for p in module.parameters()), why)
-        for name, (module, why) in sorted(found.items(), key=lambda item: order[item[0]])
+        Block(name, module, part_of(model, name), any(p.requires_grad for p in module.parameters()), search.found[name])
+        for name, module in model.named_modules()
+        if name in search.found
     ]
 
 
@@ -118,69 +116,79 @@ def _is_checkpointing_layer(_name: str, module: nn.Module) -> bool:
     return layers is not None and isinstance(module, layers.GradientCheckpointingLayer)
 
 
-def _outermost(model: nn.Module, wanted: Callable[[str, nn.Module], bool]) -> Iterator[tuple[str, nn.Module]]:
-    seen: set[int] = set()  # a module under two names is one block, under the first
+class _Search:
+    """The blocks found so far, and the rules that add to them, each only where the earlier ones found nothing."""
 
-    def visit(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-        if id(module) in seen:
+    def __init__(self, model: nn.Module) -> None:
+        self.found: dict[str, str] = {}  # name -> why
+        self._model = model
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self._holders: set[str] = set()  # names of the modules that hold a found block
+
+    def take_outermost(self, wanted: Callable[[str, nn.Module], bool], why: str) -> None:
+        for name, module in self._outside():
+            if name and wanted(name, module):  # the model itself is not a block of itself
+                self._take(module, why)
+
+    def take_repeated(self) -> None:
+        """The units of the outermost repeated containers, going down through stages (Swin, ConvNeXt, U-Net)."""
+        for _, module in self._outside():
+            units = self._structure.repeated(module)
+            if not any(self._name(unit) in self._holders for unit in units):
+                for unit in units:
+                    self._take(unit, "repeated structure")
+
+    def take_same_class(self) -> None:
+        """The last stage of a tower may hold a single block, and a merger stand beside a list of its like."""
+        kinds = {kind(self._model.get_submodule(name)) for name in self.found}
+        for name, module in self._outside():
+            if kind(module) in kinds and not is_torchs(kind(module)) and name and name not in self._holders:
+                self._take(module, "same class as other blocks")
+
+    def take_units_of_towers(self) -> None:
+        """What else is composite in the towers and between them, where a language model has any: stems, projectors.
+
+        In the language model itself that would be embeddings and heads, and where it is alone there is no tower.
+        """
+        if LANGUAGE not in {part_of(self._model, name) for name in self.found}:
             return
-        seen.add(id(module))
-        if name and wanted(name, module):  # the model itself is not a block of itself
+        for name, module in self._outside():
+            facts = self._structure.facts(module)
+            units = self._structure.light_units(module)
+            if not units and facts.composite and not (facts.embedding or facts.holds_units or name in self._holders):
+                units = (module,)
+            if name and units and part_of(self._model, name) != LANGUAGE:
+                for unit in units:
+                    if self._name(unit) not in self._holders:
+                        self._take(unit, "unit of a tower")
+
+    @cached_property
+    def _structure(self) -> Structure:
+        return Structure(self._model)
+
+    def _name(self, module: nn.Module) -> str:
+        return self._names[id(module)]
+
+    def _take(self, module: nn.Module, why: str) -> None:
+        name = self._name(module)
+        if name not in self.found:
+            self.found[name] = why
+            while name:
+                name = name.rpartition(".")[0]
+                self._holders.add(name)
+
+    def _outside(self) -> Iterator[tuple[str, nn.Module]]:
+        """Every module that is not in a found block, before the modules inside it; blocks may be taken on the way."""
+
+        def visit(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+            name = self._name(module)
+            if id(module) in seen or name in self.found:
+                return
+            seen.add(id(module))
             yield name, module
-            return
-        for child_name, child in module.named_children():
-            yield from visit(f"{name}.{child_name}" if name else child_name, child)
+            if name not in self.found:
+                for child in module.children():
+                    yield from visit(child)
 
-    yield from visit("", model)
-
-
-def _nested(inner: str, outer: str) -> bool:
-    return inner == outer or inner.startswith(f"{outer}.")
-
-
-def _repeated(module: nn.Module, name: str, seen: set[int] | None = None) -> Iterator[tuple[str, nn.Module]]:
-    """Children of the outermost repeated containers, going down through stages (Swin, ConvNeXt)."""
-    seen = set() if seen is None else seen
-    units = _units(module) if isinstance(module, CONTAINERS) else []
-    if len(units) >= 2 and not all(_is_stage(unit) for _, unit in units):
-        for unit_name, unit in units:
-            if id(unit) not in seen:
-                seen.add(id(unit))
-                yield f"{name}.{unit_name}" if name else unit_name, unit
-        return
-    for child_name, child in module.named_children():
-        yield from _repeated(child, f"{name}.{child_name}" if name else child_name, seen)
-
-
-def _units(container: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The composite children of a container, where they are at least half of it and most share one class."""
-    children = list(container.named_children())
-    units = [(name, child) for name, child in children if _is_composite(child)]
-    kinds = {type(child) for _, child in units}
-    mixed = len(kinds) > max(1, len(units) // 2)
-    return [] if mixed or 2 * len(units) < len(children) else units
-
-
-def _is_composite(module: nn.Module) -> bool:
-    """Has a forward of its own over at least two weight matrices or filters."""
-    if type(module).forward is nn.Module.forward or isinstance(module, nn.ModuleList | nn.ModuleDict):
-        return False
-    return sum(is_lazy(p) or p.dim() >= 2 for p in module.parameters()) >= 2
-
-
-def _is_stage(module: nn.Module) -> bool:
-    """Holds repeated blocks of its own.
-
-    The experts of an MoE block repeat as well. They differ from the blocks of a stage in that they hold no norm.
-    """
-    for child in module.modules():
-        if isinstance(child, CONTAINERS):
-            units = _units(child)
-            if len(units) >= 2 and all(any(_is_norm(m) for m in unit.modules()) for _, unit in units):
-                return True
-    return False
-
-
-def _is_norm(module: nn.Module) -> bool:
-    own = list(module.parameters(recurse=False))
-    return bool(own) and not any(map(is_lazy, own)) and all(p.dim() <= 1 for p in own) and not list(module.children())
+        seen: set[int] = set()
+        return visit(self._model)
