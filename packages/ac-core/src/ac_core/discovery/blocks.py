@@ -3,13 +3,14 @@
 Three rules, the first that says something about a module wins:
 
 1. the caller's own choice (a class, a predicate or a glob over module names);
-2. Hugging Face's `GradientCheckpointingLayer`, the outermost of nested ones;
+2. Hugging Face's `GradientCheckpointingLayer`, the outermost of nested ones, save that stages are gone through;
 3. structure, for whatever rule 2 leaves untouched: the children of a repeated container of composite modules.
 
 There is no table of model classes and no list of attribute names: those are what makes checkpointing silently miss a
 model that is new, renamed or customised.
 """
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from functools import cached_property
 from torch import nn
 
 from ac_core.discovery.parts import LANGUAGE, part_of
-from ac_core.discovery.structure import CONTAINERS, Structure, is_torchs, kind
+from ac_core.discovery.structure import CONTAINERS, Structure, arguments, is_torchs, kind
 
 BlockChoice = type[nn.Module] | str | Callable[[str, nn.Module], bool]
 
@@ -62,7 +63,7 @@ def find_blocks(model: nn.Module, blocks: BlockChoice | Iterable[BlockChoice] | 
     if blocks is not None:
         search.take_outermost(_any_of(_choices(blocks)), "chosen by blocks=")
     else:
-        search.take_outermost(_is_checkpointing_layer, "GradientCheckpointingLayer")
+        search.take_outermost(search.is_declared, "GradientCheckpointingLayer")
         search.take_repeated()
         search.take_same_class()
         search.take_units_of_towers()
@@ -110,10 +111,14 @@ def _any_of(choices: list[BlockChoice]) -> Callable[[str, nn.Module], bool]:
     return chosen
 
 
-def _is_checkpointing_layer(_name: str, module: nn.Module) -> bool:
+def _is_checkpointing_layer(module: nn.Module) -> bool:
     # A model made of these layers has loaded their module, so ac-core need not depend on transformers.
     layers = sys.modules.get("transformers.modeling_layers")
     return layers is not None and isinstance(module, layers.GradientCheckpointingLayer)
+
+
+def _takes_cache(module: nn.Module) -> bool:
+    return any(re.search(r"^(?!use_).*(cache|past)", argument) for argument in arguments(module))
 
 
 class _Search:
@@ -130,13 +135,36 @@ class _Search:
             if name and wanted(name, module):  # the model itself is not a block of itself
                 self._take(module, why)
 
+    def is_declared(self, _name: str, module: nn.Module) -> bool:
+        """Declared to be a block, and not as a stage of such blocks (Swin): too much would be live in its recompute."""
+        if not _is_checkpointing_layer(module):
+            return False
+        inside = any(_is_checkpointing_layer(m) for m in module.modules() if m is not module)
+        return not (inside and self._structure.facts(module).is_stage)
+
     def take_repeated(self) -> None:
         """The units of the outermost repeated containers, going down through stages (Swin, ConvNeXt, U-Net)."""
+        cached: set[int] = set()
         for _, module in self._outside():
-            units = self._structure.repeated(module)
+            cached |= self._lists_with_cache(module)
+            units = () if id(module) in cached else self._structure.repeated(module)
             if not any(self._name(unit) in self._holders for unit in units):
                 for unit in units:
                     self._take(unit, "repeated structure")
+
+    def _lists_with_cache(self, module: nn.Module) -> set[int]:
+        """The attentions (by id of their list) of a model that keeps attentions and MLPs in lists of equal length.
+
+        There the model itself hands every attention a key/value cache, to which a recompute would append a second time
+        (XLM makes one whatever its settings say); in layers that are one module each, it hands on what it was given.
+        """
+        lists = [child for child in module.children() if len(self._structure.repeated(child)) >= 2]
+        takes = {id(each): _takes_cache(self._structure.repeated(each)[0]) for each in lists}
+        return {
+            id(each)
+            for each in lists
+            if takes[id(each)] and any(len(each) == len(other) and not takes[id(other)] for other in lists)
+        }
 
     def take_same_class(self) -> None:
         """The last stage of a tower may hold a single block, and a merger stand beside a list of its like."""

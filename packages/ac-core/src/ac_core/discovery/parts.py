@@ -12,14 +12,14 @@ everything that no signal speaks against. A `connector` (projector, resampler, Q
 to another; one that is built into a tower belongs to the tower.
 """
 
-import inspect
 import re
-from collections.abc import Callable, Iterator
-from functools import lru_cache
-from itertools import islice, pairwise
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
 
 from torch import nn
+
+from ac_core.discovery.structure import arguments
 
 LANGUAGE, VISION, AUDIO, CONNECTOR = "language", "vision", "audio", "connector"
 
@@ -29,7 +29,7 @@ _CONNECTS = re.compile(
     _WORD.format("proj(?:ection|ector)?$|projector|connector|merger|resampler|perceiver|q_?former|adapt[eo]r")
 )
 _WORDS = (
-    (AUDIO, re.compile(_WORD.format("audio|speech|whisper|sound|wav|acoustic|codec|mimi|(?:asr|mel)(?![a-z])"))),
+    (AUDIO, re.compile(_WORD.format("audio|speech|whisper|sound|wav|acoustic|codec|vocoder|mimi|(?:asr|mel)(?![a-z])"))),
     (VISION, re.compile(_WORD.format("vision|visual|image|img|vit(?![a-z])|pixel|video|siglip|clip|dino"))),
     (LANGUAGE, re.compile(_WORD.format("text|language|llm|lm(?![a-z])|thinker|talker"))),
 )
@@ -129,53 +129,53 @@ def _telling(name: str) -> str | None:
 
 
 def _declared(path: list[_Step]) -> str | None:
-    """Signal 3, of the innermost module that reads one kind of input."""
-    outermost_first = [_Step("", path[0].module), *path]
-    for (_, parent), (name, module) in reversed(list(pairwise(outermost_first))):
-        kinds = _inputs(module)
-        if name == "encoder" and parent is not module and (main := _main_input(parent)):
-            return main  # an encoder that could read anything (T5's) reads what its model does
-        if len(kinds) == 1:
-            (kind,) = kinds
-            return LANGUAGE if kind != LANGUAGE and _embeds_tokens(module) else kind
+    """Signal 3: what the innermost module reads that says so; one that reads several kinds ends the search.
+
+    The arguments of a forward come first: `main_input_name` and `input_modalities` are inherited, and what the encoder
+    of a speech model says about itself so comes to be said by its decoder.
+    """
+    for inputs in (_arguments_of, _attributes_of):
+        for place, (name, module) in reversed(list(enumerate(path))):
+            kinds = inputs(module)
+            if len(kinds) > 1:
+                break
+            if kinds == {LANGUAGE} and name == "encoder" and place:
+                return _read_by_no_other(path[place - 1].module) or LANGUAGE
+            if kinds:
+                (kind,) = kinds
+                return LANGUAGE if kind != LANGUAGE and _embeds_tokens(module) else kind
     return None
+
+
+def _arguments_of(module: nn.Module) -> set[str]:
+    return {kind for name in arguments(module) if (kind := _kind_of_input(name)) is not None}
+
+
+def _attributes_of(module: nn.Module) -> set[str]:
+    """What the attributes that Hugging Face has for it say; text is its default, and says nothing."""
+    main = getattr(module, "main_input_name", None) or ()
+    kinds = {_kind_of_input(name) for name in ((main,) if isinstance(main, str) else main)} & {VISION, AUDIO}
+    if kinds:
+        return {str(kind) for kind in kinds}
+    declared = getattr(module, "input_modalities", None) or ()
+    kinds = {_MODALITIES.get(m, m) for m in ((declared,) if isinstance(declared, str) else declared)}
+    return set() if kinds == {LANGUAGE} else {str(kind) for kind in kinds}
 
 
 def _reads_text_alone(path: list[_Step]) -> bool:
-    return set().union(*(_inputs(module) for _, module in path)) == {LANGUAGE}
+    return set().union(*(_arguments_of(module) for _, module in path)) == {LANGUAGE}
 
 
-def _inputs(module: nn.Module) -> set[str]:
-    """The kinds of input that a module says it takes."""
-    kinds = {kind for name in _arguments(type(module).forward) if (kind := _kind_of_input(name)) is not None}
-    if kinds:
-        return kinds
-    if main := _main_input(module):
-        return {main}
-    declared = getattr(module, "input_modalities", None) or ()
-    kinds = {_MODALITIES.get(m, m) for m in ((declared,) if isinstance(declared, str) else declared)}
-    return set() if kinds == {LANGUAGE} else kinds  # text is what Hugging Face assumes where a class says nothing
-
-
-def _main_input(module: nn.Module) -> str | None:
-    """What Hugging Face's `main_input_name` says, unless it is text: that is the default."""
-    declared = getattr(module, "main_input_name", None) or ()
-    for name in (declared,) if isinstance(declared, str) else declared:
-        if (kind := _kind_of_input(name)) in (VISION, AUDIO):
-            return kind
-    return None
+def _read_by_no_other(model: nn.Module) -> str | None:
+    """What an encoder that could read tokens (T5's) is given instead, as embeddings: Pop2Piano's spectrograms."""
+    left = _arguments_of(model) - {LANGUAGE}
+    for child in model.children():
+        left -= _arguments_of(child)
+    return left.pop() if len(left) == 1 else None
 
 
 def _kind_of_input(name: str) -> str | None:
     return next((kind for kind, names in _INPUTS if names.fullmatch(name)), None)
-
-
-@lru_cache(maxsize=4096)
-def _arguments(forward: Callable[..., Any]) -> tuple[str, ...]:
-    try:
-        return tuple(inspect.signature(forward).parameters)
-    except (TypeError, ValueError):  # a forward without a signature
-        return ()
 
 
 def _embeds_tokens(module: nn.Module) -> bool:
@@ -189,7 +189,7 @@ def _embeds_tokens(module: nn.Module) -> bool:
 
 def _first_layer(path: list[_Step]) -> str | None:
     """Signal 4, for models that declare nothing."""
-    if any(_inputs(module) for _, module in path):
+    if any(_arguments_of(module) or _attributes_of(module) for _, module in path):
         return None
     for _, module in reversed(path):
         near = islice(module.modules(), 50)  # what comes later is not where the input goes

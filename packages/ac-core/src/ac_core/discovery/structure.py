@@ -4,10 +4,13 @@ One pass collects a few facts about every module; all questions are answered fro
 the number of modules and not with its square.
 """
 
+import inspect
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 from torch import nn
 from torch.nn.parameter import Parameter, is_lazy
@@ -137,6 +140,19 @@ def kind(module: nn.Module) -> type:
 def is_torchs(cls: type) -> bool:
     """A class that comes with torch says nothing about the model that uses it."""
     return cls.__module__.startswith("torch.")
+
+
+def arguments(module: nn.Module) -> tuple[str, ...]:
+    """The names that the forward of the module's class gives to its arguments."""
+    return _arguments(type(module).forward)
+
+
+@lru_cache(maxsize=4096)
+def _arguments(forward: Callable[..., Any]) -> tuple[str, ...]:
+    try:
+        return tuple(inspect.signature(forward).parameters)[1:]
+    except (TypeError, ValueError):  # compiled code, which says nothing about itself
+        return ()
 
 
 def _children(container: nn.Module) -> list[nn.Module]:
