@@ -1,10 +1,13 @@
 """Finding the blocks of a model: the units that activation checkpointing works on.
 
-Three rules, the first that says something about a module wins:
+The caller's own choice (a class, a predicate or a glob over module names) replaces all rules. Else, in this order, each
+for the modules that no earlier rule took or found a block in:
 
-1. the caller's own choice (a class, a predicate or a glob over module names);
-2. Hugging Face's `GradientCheckpointingLayer`, the outermost of nested ones, save that stages are gone through;
-3. structure, for whatever rule 2 leaves untouched: the children of a repeated container of composite modules.
+1. Hugging Face's `GradientCheckpointingLayer`, the outermost of nested ones, save that stages are gone through;
+2. structure: the children of a repeated container of composite modules;
+3. modules of the same class as a block;
+4. in the towers beside a language model and between them: whatever else is composite, a stem, a merger, a projector;
+5. where all that finds nothing: numbered attributes of one class.
 
 There is no table of model classes and no list of attribute names: those are what makes checkpointing silently miss a
 model that is new, renamed or customised.
@@ -12,6 +15,7 @@ model that is new, renamed or customised.
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -67,6 +71,8 @@ def find_blocks(model: nn.Module, blocks: BlockChoice | Iterable[BlockChoice] | 
         search.take_repeated()
         search.take_same_class()
         search.take_units_of_towers()
+        if not search.found:
+            search.take_numbered()
     return [
         Block(name, module, part_of(model, name), any(p.requires_grad for p in module.parameters()), search.found[name])
         for name, module in model.named_modules()
@@ -75,12 +81,17 @@ def find_blocks(model: nn.Module, blocks: BlockChoice | Iterable[BlockChoice] | 
 
 
 def candidate_containers(model: nn.Module) -> list[str]:
-    """Names of the containers a caller might mean when no rule finds a block, for the error that says so."""
-    return [
-        f"{name}.* ({len(module)} x {type(next(iter(module.children()))).__name__})"
-        for name, module in model.named_modules()
-        if name and isinstance(module, CONTAINERS) and len(module)
+    """What a caller might mean when no rule finds a block, for the error that says so: containers by a glob that takes
+    their children, then classes of the model's own that occur more than once."""
+    by_name = list(model.named_modules())
+    containers = [
+        f"{name}.* ({len(module)} x {type(next(iter(module.children()))).__name__})".removeprefix(".")
+        for name, module in [*by_name[1:], by_name[0]]  # the model itself last
+        if isinstance(module, CONTAINERS) and len(module)
     ]
+    counts = Counter(cls for module in model.modules() if not is_torchs(cls := kind(module)))
+    classes = [f"{cls.__name__} ({count} modules of this class)" for cls, count in counts.items() if count > 1]
+    return containers + classes
 
 
 def _choices(blocks: BlockChoice | Iterable[BlockChoice]) -> list[BlockChoice]:
@@ -170,7 +181,7 @@ class _Search:
         """The last stage of a tower may hold a single block, and a merger stand beside a list of its like."""
         kinds = {kind(self._model.get_submodule(name)) for name in self.found}
         for name, module in self._outside():
-            if kind(module) in kinds and not is_torchs(kind(module)) and name and name not in self._holders:
+            if kind(module) in kinds.difference(CONTAINERS) and name and name not in self._holders:
                 self._take(module, "same class as other blocks")
 
     def take_units_of_towers(self) -> None:
@@ -178,7 +189,7 @@ class _Search:
 
         In the language model itself that would be embeddings and heads, and where it is alone there is no tower.
         """
-        if LANGUAGE not in {part_of(self._model, name) for name in self.found}:
+        if not any(part_of(self._model, name) == LANGUAGE for name in self.found):
             return
         for name, module in self._outside():
             facts = self._structure.facts(module)
@@ -190,6 +201,15 @@ class _Search:
                     if self._name(unit) not in self._holders:
                         self._take(unit, "unit of a tower")
 
+    def take_numbered(self) -> None:
+        """Children of one class that are told apart by a number (`down1`, `down2`), where there are no lists at all."""
+        for _, module in self._outside():
+            for unit in self._structure.numbered(module):
+                inside = self._structure.numbered(unit)
+                made_of_them = sum(self._structure.facts(m).matrices for m in inside)
+                if made_of_them < self._structure.facts(unit).matrices:  # else a stage and nothing more
+                    self._take(unit, "numbered attributes of one class")
+
     @cached_property
     def _structure(self) -> Structure:
         return Structure(self._model)
@@ -199,11 +219,11 @@ class _Search:
 
     def _take(self, module: nn.Module, why: str) -> None:
         name = self._name(module)
-        if name not in self.found:
+        words = name.split(".")
+        around = [".".join(words[:end]) for end in range(len(words))]
+        if name not in self.found and not any(outer in self.found for outer in around):  # a module has several names
             self.found[name] = why
-            while name:
-                name = name.rpartition(".")[0]
-                self._holders.add(name)
+            self._holders.update(around)
 
     def _outside(self) -> Iterator[tuple[str, nn.Module]]:
         """Every module that is not in a found block, before the modules inside it; blocks may be taken on the way."""

@@ -23,22 +23,25 @@ from ac_core.discovery.structure import arguments
 
 LANGUAGE, VISION, AUDIO, CONNECTOR = "language", "vision", "audio", "connector"
 
-# A word begins where the name does, or after an underscore or a digit: there is no "text" in "context".
+# A word begins where the name does, after an underscore or a digit, or with a capital: there is no "text" in "context".
 _WORD = r"(?:^|_|\d)(?:{})"
-_CONNECTS = re.compile(
-    _WORD.format("proj(?:ection|ector)?$|projector|connector|merger|resampler|perceiver|q_?former|adapt[eo]r")
-)
-_WORDS = (
-    (AUDIO, re.compile(_WORD.format("audio|speech|whisper|sound|wav|acoustic|codec|vocoder|mimi|(?:asr|mel)(?![a-z])"))),
-    (VISION, re.compile(_WORD.format("vision|visual|image|img|vit(?![a-z])|pixel|video|siglip|clip|dino"))),
-    (LANGUAGE, re.compile(_WORD.format("text|language|llm|lm(?![a-z])|thinker|talker"))),
+_CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_WORDS = tuple(
+    (part, re.compile(_WORD.format(words)))
+    for part, words in (
+        (CONNECTOR, "proj(?:ection|ector)?$|projector|connector|merger|resampler|perceiver|q_?former|adapt[eo]r"),
+        (AUDIO, "audio|speech|whisper|sound|wav|acoustic|codec|vocoder|mimi|(?:asr|mel)(?![a-z])"),
+        (VISION, "vision|visual|image|img|vit(?![a-z])|pixel|video|siglip|clip|dino"),
+        (LANGUAGE, "text|language|llm|lm(?![a-z])|thinker|talker"),
+    )
 )
 _ROLE = re.compile(r"(?:encoder|global|local|model|backbone|_)*|\w*decoder")  # says what a tower does, not on what
+_OTHER = "tokens of another kind"  # a protein's, say
 _INPUTS = (
     (LANGUAGE, re.compile(r"(?:decoder_)?input_ids")),
     (AUDIO, re.compile(r"\w*input_(?:features|values)|audio_(?:values|mel)|spectrogram|waveform")),
     (VISION, re.compile(r"pixel_values\w*|flattened_patches")),
-    ("other", re.compile(r"\w+_input_ids")),
+    (_OTHER, re.compile(r"\w+_input_ids")),
 )
 _MODALITIES = {"text": LANGUAGE, "image": VISION, "video": VISION}
 _FIRST_LAYERS = (nn.Embedding, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -113,19 +116,17 @@ def _named_on(path: list[_Step]) -> str | None:
     for name, _ in reversed(path):
         if name in prefixes:  # Hugging Face's name for the whole model, such as "speecht5"
             continue
-        if _CONNECTS.search(name):
-            connects = True
-        elif (part := _telling(name)) is not None:
+        part = _telling(name)
+        if part not in (None, CONNECTOR):
             return part
-        elif name.isdigit():
-            connects = False
+        connects = (connects or part == CONNECTOR) and not name.isdigit()
     return CONNECTOR if connects else None
 
 
 def _telling(name: str) -> str | None:
-    if _CONNECTS.search(name):
-        return CONNECTOR
-    return next((part for part, words in _WORDS if words.search(name)), None)
+    """The part that a word in `name` stands for."""
+    words = _CAPITAL.sub("_", name).lower()
+    return next((part for part, known in _WORDS if known.search(words)), None)
 
 
 def _declared(path: list[_Step]) -> str | None:
@@ -136,7 +137,7 @@ def _declared(path: list[_Step]) -> str | None:
     """
     for inputs in (_arguments_of, _attributes_of):
         for place, (name, module) in reversed(list(enumerate(path))):
-            kinds = inputs(module)
+            kinds = inputs(module) - {_OTHER}
             if len(kinds) > 1:
                 break
             if kinds == {LANGUAGE} and name == "encoder" and place:

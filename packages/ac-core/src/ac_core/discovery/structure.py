@@ -79,15 +79,21 @@ class Structure:
         own = count >= 2 and not is_torchs(common)
         return units if own and any(self.facts(unit).light for unit in units) else ()
 
+    def numbered(self, module: nn.Module) -> tuple[nn.Module, ...]:
+        """Composite children of one class that a number alone tells apart, as in `self.block1` and `self.block2`."""
+        alike: dict[tuple[str, type], list[nn.Module]] = {}
+        for name, child in module.named_children():
+            stem = name.rstrip("0123456789")
+            if stem != name and self.facts(child).composite and not is_torchs(kind(child)):
+                alike.setdefault((stem, kind(child)), []).append(child)
+        return tuple(unit for units in alike.values() if len(units) >= 2 for unit in units)
+
     def _collect(self, module: nn.Module) -> Facts:
         if (known := self._facts.get(id(module))) is not None:
             return known
         below = [self._collect(child) for child in module.children()]
-        base = _adapted(module)
-        if base is not None:  # an adapter is no unit: it stands for the layer that it adapts
-            facts = self._facts[id(base)]
-        else:
-            facts = self._combine(module, below)
+        base = _adapted(module)  # an adapter is no unit: it stands for the layer that it adapts
+        facts = self._combine(module, below) if base is None else self._facts[id(base)]
         self._facts[id(module)] = facts
         return facts
 
@@ -97,7 +103,7 @@ class Structure:
         if isinstance(module, ParametrizationList):
             owned = min(owned, 1)  # the factors of one weight
         matrices = owned + sum(f.matrices for f in below)
-        norm = _is_norm(own, below) or any(f.norm for f in below)
+        norm = _is_norm(own, matrices) or any(f.norm for f in below)
         runs = _has_forward(module)
         units = self._units(module) if isinstance(module, CONTAINERS) else ()
         listed = isinstance(module, CONTAINERS) and any(self.facts(child).composite for child in _children(module))
@@ -169,8 +175,8 @@ def _is_matrix(p: Parameter) -> bool:
     return is_lazy(p) or p.dim() == 2 or (sum(size > 1 for size in p.shape) >= 2 and p.shape[0] > 1)
 
 
-def _is_norm(own: list[Parameter], below: list[Facts]) -> bool:
-    return bool(own) and not below and not any(is_lazy(p) or p.dim() > 1 for p in own)
+def _is_norm(own: list[Parameter], matrices: int) -> bool:
+    return bool(own) and not matrices and not any(is_lazy(p) or p.dim() > 1 for p in own)
 
 
 def _adapted(module: nn.Module) -> nn.Module | None:
