@@ -304,7 +304,7 @@ def test_frozen_towers_are_left_out_with_a_reason():
     assert report.applied_blocks == ("language_model.layers.0", "language_model.layers.1")
     left_out = next(group for group in report.groups if group.part == "vision")
     assert left_out.applied == "none"
-    assert left_out.reason.startswith("frozen: nothing in this part needs a gradient, so it saves nothing")
+    assert left_out.reason.startswith("frozen: nothing in this part so far needs a gradient, so it saves nothing")
 
 
 def test_a_frozen_tower_behind_a_trainable_embedding_is_checkpointed():

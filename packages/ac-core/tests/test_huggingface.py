@@ -121,6 +121,7 @@ def test_generation_still_works():
 def test_towers_are_told_apart():
     assert parts(llava()) == {
         "model.vision_tower.encoder.layers": "vision",
+        "model": "connector",  # multi_modal_projector
         "model.language_model.layers": "language",
     }
     assert parts(whisper()) == {"model.encoder.layers": "audio", "model.decoder.layers": "language"}

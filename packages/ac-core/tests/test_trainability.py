@@ -11,8 +11,9 @@ from ac_core import (
     ActivationCheckpointingConfig,
     ActivationCheckpointingError,
     apply_activation_checkpointing,
+    find_blocks,
 )
-from ac_core.trainability import FROZEN, frozen_parts, needs_gradient
+from ac_core.trainability import FROZEN, frozen_blocks, needs_gradient
 
 
 class Tower(nn.Module):
@@ -189,11 +190,17 @@ def test_a_dormant_tower_stays_so_in_a_copy(vlm, runs):
     assert runs(model) == (1, 2)
 
 
-def test_parts_are_frozen_by_their_parameters_and_language_never_is(vlm):
+def test_blocks_before_the_first_trainable_parameter_of_their_part_are_frozen_and_language_never_is(vlm):
+    def frozen(model):
+        return frozen_blocks(model, find_blocks(model))
+
     model = vlm().requires_grad_(False)
-    assert frozen_parts(model, {"vision", "language"}) == {"vision"}
+    tower = [block.name for block in find_blocks(model) if block.part == "vision"]
+    assert frozen(model) == set(tower)
     model.vision_tower.layers[1].norm.bias.requires_grad_(True)
-    assert frozen_parts(model, {"vision", "language"}) == set()
+    assert frozen(model) == {tower[0]}
+    model.vision_tower.layers[0].norm.bias.requires_grad_(True)
+    assert frozen(model) == set()
 
 
 def test_a_gradient_is_seen_in_parameters_and_inputs_and_supposed_where_it_cannot_be_told():

@@ -86,7 +86,6 @@ def apply_activation_checkpointing(
             early_stop=config.early_stop,
             context_fn=_compose([*_state(region.module, region.name), *callers, *chosen]),
             compiled_context_fn=_compose([*callers, *([] if selective is None else [selective.compiled])]),
-            dormant=region.dormant,
         )
     notes = []
     if choice.regions:

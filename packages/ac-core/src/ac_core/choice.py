@@ -15,7 +15,7 @@ from ac_core.layers import select_layers
 from ac_core.region.cache import takes_cache, why_cache_is_needed
 from ac_core.region.submodules import submodules_beside_attention
 from ac_core.report import BlockGroup
-from ac_core.trainability import FROZEN, frozen_parts
+from ac_core.trainability import FROZEN, frozen_blocks
 
 _NOT_ASKED = ("out of scope", "not among the layers")
 
@@ -57,12 +57,13 @@ def choose(
         parts = sorted({block.part for block in found})
         _refuse(config, f"scope: {config.scope!r} holds no block of this model; its parts are {parts}")
     why_cache = "keep_cache=True" if config.keep_cache else why_cache_is_needed(model, (b.module for b in found))
-    frozen = frozen_parts(model, {block.part for block in found})
+    frozen = frozen_blocks(model, found)
     selected = _selected(found, config)
     regions: dict[int, Region] = {}  # by identity: a module that blocks share becomes one region
     rows = []
     for block in found:
-        inside = next((n for n in foreign if n == block.name or n.startswith(f"{block.name}.")), None)
+        path = f"{block.name}."
+        inside = next((n for n in foreign if f"{n}.".startswith(path) or path.startswith(f"{n}.")), None)
         pieces: list[Region] = []
         if not _in_scope(block.part, config.scope):
             reason = "out of scope"
@@ -72,7 +73,7 @@ def choose(
             reason = f"already checkpointed by {foreign[inside]}"
             _refuse(config, f"'{inside}' is {reason}; turn that off, so that nothing is recomputed twice")
         else:
-            pieces = _pieces(block, why_cache, dormant=block.part in frozen)
+            pieces = _pieces(block, why_cache, dormant=block.name in frozen)
             reason = _about(block, pieces)
             if not pieces:
                 _refuse(config, f"block '{block.name}': {reason} ({why_cache}); choose the other blocks with blocks=")

@@ -1,29 +1,42 @@
-"""What needs a gradient: part by part when checkpointing is applied, block by block in each forward.
+"""What needs a gradient: block by block, for the report when checkpointing is applied and again in each forward.
 
-A frozen tower saves nothing for backward, and a region around it would only cost time. It saves as much as any other
-once an adapter is added, it is unfrozen, or a trainable module stands in front of it. None of that is known when
-checkpointing is applied. So blocks of a frozen part are attached to like all others and reported as left out, and they
-open a region only in a forward in which something in sight needs a gradient.
+A frozen tower saves nothing for backward, and a region around it would only hold its inputs. It saves as much as any
+other once an adapter is added, it is unfrozen, or a trainable module stands in front of it. None of that is known when
+checkpointing is applied. So frozen blocks are attached to like all others and reported as left out, and any block opens
+a region only in a forward in which something in sight needs a gradient.
 """
 
 from collections.abc import Iterable
 
 from torch import Size, Tensor, device, dtype, nn
 
+from ac_core.discovery.blocks import Block
 from ac_core.discovery.parts import LANGUAGE, part_of
 
-FROZEN = "frozen: nothing in this part needs a gradient, so it saves nothing (checkpointed once something does)"
+FROZEN = "frozen: nothing in this part so far needs a gradient, so it saves nothing (checkpointed once something does)"
 
 _WITHOUT_TENSORS = (type(None), bool, int, float, complex, str, bytes, Size, dtype, device)
 
 
-def frozen_parts(model: nn.Module, parts: Iterable[str]) -> set[str]:
-    """Those of `parts` in which no parameter needs a gradient.
+def frozen_blocks(model: nn.Module, blocks: Iterable[Block]) -> set[str]:
+    """Names of the blocks that no gradient reaches, by the order in which modules are registered.
 
-    Never the language part: what other parts learn flows back through its blocks, trainable or not.
+    In a part, those are the blocks before its first trainable parameter. None of the language part: what other parts
+    learn flows back through its blocks, trainable or not.
     """
-    trainable = {part_of(model, name) for name, parameter in model.named_parameters() if parameter.requires_grad}
-    return set(parts) - trainable - {LANGUAGE}
+    order = {}
+    first: dict[str, int] = {}
+    for place, (name, parameter) in enumerate(model.named_parameters()):
+        order[id(parameter)] = place
+        if parameter.requires_grad:
+            first.setdefault(part_of(model, name), place)
+    return {
+        block.name
+        for block in blocks
+        if block.part != LANGUAGE
+        and max((order.get(id(p), 0) for p in block.module.parameters()), default=-1)
+        < first.get(block.part, len(order))
+    }
 
 
 def needs_gradient(module: nn.Module, inputs: Iterable[object]) -> bool:

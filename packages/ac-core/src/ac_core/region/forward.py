@@ -31,8 +31,8 @@ class CheckpointedForward:
     """Runs the forward of `module` in a checkpoint region whenever gradients are on.
 
     Whether a region is opened depends on grad mode and not on `module.training`: `model.eval()` with gradients saves
-    activations like any other forward, and a validation pass under `torch.no_grad()` saves none. With `dormant`, it
-    takes a parameter or an input that needs a gradient as well.
+    activations like any other forward, and a validation pass under `torch.no_grad()` saves none. Nor does a forward in
+    which neither a parameter nor an input needs a gradient.
     """
 
     def __init__(
@@ -45,12 +45,10 @@ class CheckpointedForward:
         early_stop: bool,
         context_fn: ContextFn | None,
         compiled_context_fn: ContextFn | None,
-        dormant: bool = False,
     ) -> None:
         self.module = module
         self.name = name
         self.block = block or module  # differs where a block is checkpointed in pieces
-        self.dormant = dormant
         self.preserve_rng_state = preserve_rng_state
         self.early_stop = early_stop
         self.context_fn = context_fn
@@ -72,7 +70,7 @@ class CheckpointedForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not (self.enabled and is_grad_enabled()):
             return self._original(*args, **kwargs)
-        if self.dormant and not needs_gradient(self.module, (*args, *kwargs.values())):
+        if not needs_gradient(self.module, (*args, *kwargs.values())):
             return self._original(*args, **kwargs)
         self._refuse_double_checkpointing()
         for name, value in (*enumerate(args), *kwargs.items()):
