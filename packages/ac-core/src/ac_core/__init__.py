@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from ac_core.apply import apply_activation_checkpointing, remove_activation_checkpointing
     from ac_core.discovery.blocks import Block, find_blocks
     from ac_core.errors import ActivationCheckpointingError
+    from ac_core.proof.compare import Comparison, Difference
+    from ac_core.proof.measure import Usage, measure
+    from ac_core.proof.verify import Verification, verify
     from ac_core.report import BlockGroup, Report
 
 __version__ = "0.1.0"
@@ -28,10 +31,16 @@ _HOME = {
     "ActivationCheckpointingError": "ac_core.errors",
     "Block": "ac_core.discovery.blocks",
     "BlockGroup": "ac_core.report",
+    "Comparison": "ac_core.proof.compare",
+    "Difference": "ac_core.proof.compare",
     "Report": "ac_core.report",
+    "Usage": "ac_core.proof.measure",
+    "Verification": "ac_core.proof.verify",
     "apply_activation_checkpointing": "ac_core.apply",
     "find_blocks": "ac_core.discovery.blocks",
+    "measure": "ac_core.proof.measure",
     "remove_activation_checkpointing": "ac_core.apply",
+    "verify": "ac_core.proof.verify",
 }
 
 __all__ = [
@@ -39,13 +48,19 @@ __all__ = [
     "ActivationCheckpointingError",
     "Block",
     "BlockGroup",
+    "Comparison",
     "DDPConfig",
+    "Difference",
     "FSDP2Config",
     "MegatronFSDPConfig",
     "Report",
+    "Usage",
+    "Verification",
     "apply_activation_checkpointing",
     "find_blocks",
+    "measure",
     "remove_activation_checkpointing",
+    "verify",
 ]
 
 
