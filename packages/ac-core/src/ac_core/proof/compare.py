@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -25,6 +25,10 @@ class Difference:
     what: str
     max_abs: float | None = None
     max_rel: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON, which has no infinity: that is `"inf"`."""
+        return {name: "inf" if value == math.inf else value for name, value in asdict(self).items()}
 
     def __str__(self) -> str:
         size = "" if self.max_abs is None else f": max abs {self.max_abs:.3g}, max rel {self.max_rel:.3g}"
@@ -100,7 +104,7 @@ def _difference(kind: str, name: str, expected: Any, got: Any) -> Difference:
     before, now = expected.to(number), got.to(number)
     # Equal infinities have no difference, and two NaN none either; a NaN or infinity against a number has any.
     same = (before == now) | (before.isnan() & now.isnan())
-    apart = (now - before).abs().masked_fill(same, 0).nan_to_num(nan=math.inf).max().item()
+    apart = (now - before).abs().masked_fill(same, 0).nan_to_num(nan=math.inf, posinf=math.inf).max().item()
     scale = before.abs().nan_to_num(nan=0.0, posinf=0.0).max().item()
     return Difference(kind, name, "differs", apart, apart / scale if scale else (math.inf if apart else 0.0))
 

@@ -1,7 +1,8 @@
 """Bytes and FLOPs of one step, counted."""
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -67,8 +68,7 @@ def measure(model: nn.Module, batch: Mapping[str, Any] | tuple | list | Tensor, 
     _refuse_compiled(model)
     with torch.inference_mode(mode=False), restored(model):
         batch = copy_batch(batch)
-        gc.collect()  # a cycle left over from before could free its storages in the midst of the step
-        with LiveBytes() as live, Flops() as flops:
+        with _older_garbage_gone(), LiveBytes() as live, Flops() as flops:
             forward = run_forward(model, batch, loss)[0]  # of the output nothing is kept
             gc.collect()
             at_end = live.alive()
@@ -77,11 +77,26 @@ def measure(model: nn.Module, batch: Mapping[str, Any] | tuple | list | Tensor, 
             forward.backward()
             del forward
             gc.collect()
-        after = live.alive()  # buckets of DDP's, a cache that the model keeps: not for this backward
+            after = live.alive()  # buckets of DDP's, a cache that the model keeps: not for this backward
         saved = sum(
             size - after.get(number, 0) for number, size in at_end.items() if number not in parameters and size > 0
         )
     return Usage(saved, live.peak, flops.forward, flops.backward, flops.recompute)
+
+
+@contextmanager
+def _older_garbage_gone() -> Iterator[None]:
+    # A cycle left over from before could free its storages in the midst of the step. With what remains set aside, the
+    # collections in the step look at the step's objects alone: tens of milliseconds less each.
+    gc.collect()
+    free = gc.get_freeze_count() == 0
+    if free:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if free:
+            gc.unfreeze()
 
 
 def _refuse_compiled(model: nn.Module) -> None:

@@ -28,10 +28,15 @@ class _Meter(TorchDispatchMode):
 
     supports_higher_order_operators = True  # FlexAttention is one
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._counts_fake: bool | None = None
+
     def __enter__(self) -> Any:
         # DTensor tries an operation on fake tensors to learn its output's shape. Such trials are no work of the step,
         # unless the whole step is one on fake tensors.
-        self._counts_fake = isinstance(torch.empty(0), FakeTensor)
+        if self._counts_fake is None:
+            self._counts_fake = isinstance(torch.empty(0), FakeTensor)
         return super().__enter__()
 
     def __torch_dispatch__(
@@ -68,7 +73,7 @@ class LiveBytes(_Meter):
 
     A storage counts from the operation that creates it until it is freed, also where that is after the meter was left.
     What an existing storage gains or loses by a resize counts as well: so does FSDP2 allocate and free its gathered
-    parameters. Scratch memory inside a kernel is not seen.
+    parameters. Scratch memory inside a kernel and copies of a generator's state are not seen.
 
     To count a run on fake tensors, enter it inside their mode. On an accelerator the numbers are of tensors, without
     the allocator's rounding.
@@ -192,7 +197,7 @@ class Flops(_Meter):
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         formula = self._formulas.get(getattr(func, "_overloadpacket", func))
-        if formula is None and isinstance(func, torch._ops.OpOverload):
+        if formula is None and _may_have_parts(func):
             # Below autograd (inference mode, inside a wrapper) an operation may come in one piece: see its parts.
             with self:
                 output = func.decompose(*args, **kwargs)
@@ -211,6 +216,11 @@ class Flops(_Meter):
 
 _UNPACK = "unpack_hook"
 """What torch calls the function inside its checkpoint that recomputes when a saved tensor is asked for."""
+
+
+def _may_have_parts(func: Any) -> bool:
+    # A question about a tensor (`prim.device`, which a fake tensor sends here) would ask itself again without end.
+    return isinstance(func, torch._ops.OpOverload) and any("Tensor" in str(r.type) for r in func._schema.returns)
 
 
 def _in_torch_recompute() -> bool:
@@ -272,8 +282,8 @@ def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
 def _parts(tensor: Tensor) -> list[Tensor]:
     """The plain tensors that make up one: itself, a wrapper's local tensors, the indices and values of a sparse one."""
     if hasattr(tensor, "__tensor_flatten__"):
-        names, _ = tensor.__tensor_flatten__()
-        return [part for name in names for part in _parts(getattr(tensor, name))]
+        inside = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        return [part for value in inside if isinstance(value, Tensor) for part in _parts(value)]  # not its device mesh
     return [tensor._indices(), tensor._values()] if tensor.layout is torch.sparse_coo else [tensor]
 
 

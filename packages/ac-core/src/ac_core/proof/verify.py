@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from ac_core.config import ActivationCheckpointingConfig, PolicyName, Scope
 from ac_core.discovery.blocks import BlockChoice
 from ac_core.errors import ActivationCheckpointingError
 from ac_core.proof.compare import Comparison, Difference, compare
+from ac_core.proof.meters import is_fake
 from ac_core.proof.restore import random_states, reshard, restored, same_state
 from ac_core.proof.step import Loss, copy_batch, named_tensors, run_forward
 from ac_core.region.cache import turn_cache_off, turn_cache_on
@@ -61,8 +62,8 @@ class Verification:
             **{kind: bool(comparison) for kind, comparison in self._comparisons()},
             "deterministic": self.deterministic,
             "compared": {kind: comparison.compared for kind, comparison in self._comparisons()},
-            "differences": [asdict(d) for _, comparison in self._comparisons() for d in comparison.differences],
-            "unstable": [asdict(d) for d in self.unstable],
+            "differences": [d.to_dict() for _, comparison in self._comparisons() for d in comparison.differences],
+            "unstable": [d.to_dict() for d in self.unstable],
         }
 
     def __str__(self) -> str:
@@ -145,8 +146,8 @@ def _refuse(model: nn.Module, config: object, applied: bool, *, has_options: boo
             "config: None verifies what is applied, and ac-core checkpoints no block of this model; give a policy, as "
             "in verify(model, batch, 'full')"
         )
-    if any(p.is_meta for p in model.parameters()):
-        raise ActivationCheckpointingError("the model is on the meta device, so there are no values to compare")
+    if any(map(is_fake, model.parameters())):
+        raise ActivationCheckpointingError("the model's tensors are fake or on the meta device: no values to compare")
 
 
 @contextmanager
