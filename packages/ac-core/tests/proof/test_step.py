@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ac_core import ActivationCheckpointingError
-from ac_core.proof.step import copy_batch, run_forward
+from ac_core.proof.step import check_model, copy_batch, run_forward
 
 Pair = namedtuple("Pair", "x scale")
 
@@ -127,6 +127,11 @@ def test_a_forward_under_no_grad_has_gradients_all_the_same():
     with torch.no_grad():
         _, got = gradients(Model(), X)
     assert sorted(got) == ["first.bias", "first.weight"]
+
+
+def test_a_model_that_the_first_forward_would_change_is_refused():
+    with pytest.raises(ActivationCheckpointingError, match=r"parameter '0.weight' has no shape before the first"):
+        check_model(nn.Sequential(nn.LazyLinear(4)))
 
 
 def test_a_copy_of_a_batch():

@@ -45,7 +45,8 @@ def in_recompute():
 
 def test_dropout_without_labels(stack):
     result = verify(stack(dropout=0.1), IDS)
-    assert result.equal
+    assert result
+    assert result.equal is True
     assert result.deterministic
     assert result.loss
     assert result.gradients.compared == len(list(stack().parameters()))
@@ -257,6 +258,7 @@ def test_a_gradient_that_differs_in_the_recompute():
     assert result.gradients.names == tuple(n for n, _ in blocks().named_parameters())
     assert {d.name: d.max_rel for d in result.gradients.differences}["2.down.bias"] == 1.0  # twice as large
     lines = str(result).splitlines()
+    assert not result
     assert lines[0].endswith("NOT equal")
     assert lines[6].startswith("  gradients: 0.up.weight differs: max abs ")
     assert lines[-1] == "  ... and 2 more"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ac_core.errors import ActivationCheckpointingError
 from ac_core.proof.meters import Flops, LiveBytes
 from ac_core.proof.restore import restored
-from ac_core.proof.step import Loss, copy_batch, run_forward
+from ac_core.proof.step import Loss, check_model, copy_batch, run_forward
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,7 @@ def measure(model: nn.Module, batch: Mapping[str, Any] | tuple | list | Tensor, 
         ActivationCheckpointingError: nothing needs a gradient; a part of the model is compiled; the step changes a
             parameter.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model: {type(model).__name__} is not a torch.nn.Module")
+    check_model(model)
     _refuse_compiled(model)
     with torch.inference_mode(mode=False), restored(model):
         batch = copy_batch(batch)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.parameter import is_lazy
 
 from ac_core.errors import ActivationCheckpointingError
 
@@ -52,6 +53,22 @@ def run_forward(model: nn.Module, batch: Any, loss: Loss | None) -> tuple[Forwar
     starts = {name: tensor.to_local() if hasattr(tensor, "to_local") else tensor for name, tensor in starts.items()}
     edges = [(get_gradient_edge(t), t.shape, t.dtype, t.device) for t in starts.values()]
     return Forward(edges), {name: tensor.detach() for name, tensor in starts.items()}
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse what no step can be run of.
+
+    Raises:
+        TypeError: `model` is no module.
+        ActivationCheckpointingError: it has parameters that get their shape in the first forward.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: {type(model).__name__} is not a torch.nn.Module")
+    lazy = next((name for name, p in model.named_parameters() if is_lazy(p)), None)
+    if lazy is not None:
+        raise ActivationCheckpointingError(
+            f"parameter '{lazy}' has no shape before the first forward, which would change the model; run one first"
+        )
 
 
 def copy_batch(batch: Any) -> Any:

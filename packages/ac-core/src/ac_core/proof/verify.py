@@ -15,7 +15,7 @@ from ac_core.errors import ActivationCheckpointingError
 from ac_core.proof.compare import Comparison, Difference, compare
 from ac_core.proof.meters import is_fake
 from ac_core.proof.restore import random_states, reshard, restored, same_state
-from ac_core.proof.step import Loss, copy_batch, named_tensors, run_forward
+from ac_core.proof.step import Loss, check_model, copy_batch, named_tensors, run_forward
 from ac_core.region.cache import turn_cache_off, turn_cache_on
 from ac_core.region.contexts import ContextFn
 from ac_core.region.forward import checkpointed_forwards, without_checkpointing
@@ -27,7 +27,7 @@ _SHOWN = 10
 
 @dataclass(frozen=True)
 class Verification:
-    """The outcome of `verify`. `print(result)` shows a table. Of a sharded model: this rank's part.
+    """The outcome of `verify`, true where all is equal. `print(result)` shows a table. Of a sharded model: this rank's.
 
     loss: the loss, or the tensors of the output that stand for it. gradients: of every parameter, and of the tensors in
     the batch that need one. buffers: after the step, and the plain attributes of the modules that the step changed.
@@ -54,6 +54,9 @@ class Verification:
     def equal(self) -> bool:
         """Whether all numbers are those of the model without checkpointing; never of one that is not deterministic."""
         return self.deterministic and all(comparison for _, comparison in self._comparisons())
+
+    def __bool__(self) -> bool:
+        return self.equal  # so that `assert verify(model, batch)` is no test that cannot fail
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -114,8 +117,7 @@ def verify(
         ActivationCheckpointingError: a config is given for a model that ac-core checkpoints already, or none for one
             that it does not; it cannot be applied; there is nothing to compare.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model: {type(model).__name__} is not a torch.nn.Module")
+    check_model(model)
     applied = bool(checkpointed_forwards(model))
     _refuse(model, config, applied, has_options=any(o is not None for o in (scope, blocks, context_fn)))
     report = None
