@@ -264,6 +264,19 @@ def test_a_gradient_that_differs_in_the_recompute():
     assert lines[-1] == "  ... and 2 more"
 
 
+def test_a_difference_that_appears_in_the_second_step_alone():
+    backwards = []
+
+    def in_backward(gradient):
+        backwards.append(1)
+        return gradient * (2 if len(backwards) > 3 else 1)  # three blocks a step
+
+    result = verify(marked(in_backward), X)
+    assert result.deterministic
+    assert result.gradients.compared == 12
+    assert len(result.gradients.names) == 12
+
+
 def test_gradients_that_are_missing():
     result = verify(blocks(), X, blocks="1", context_fn=lambda: (torch.no_grad(), nullcontext()))
     assert result.loss
@@ -392,7 +405,7 @@ def test_the_note_says_in_which_step_it_failed():
     with pytest.raises(ZeroDivisionError) as error:
         verify(blocks(Failing), X)
     (note,) = error.value.__notes__
-    assert note == "raised in the step with activation checkpointing; two steps without it had gone through"
+    assert note == "raised in a step with activation checkpointing; two steps without it had gone through"
 
 
 # -- mistakes ---------------------------------------------------------------------------------------------------------

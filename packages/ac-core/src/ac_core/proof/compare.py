@@ -48,6 +48,11 @@ class Comparison:
     def __bool__(self) -> bool:
         return not self.differences
 
+    def joined(self, later: "Comparison") -> "Comparison":
+        """With the differences of a later comparison of the same things, as far as their names are not here yet."""
+        new = tuple(d for d in later.differences if d.name not in self.names)
+        return Comparison(max(self.compared, later.compared), self.differences + new)
+
     @property
     def names(self) -> tuple[str, ...]:
         """The names of what differs."""

@@ -48,9 +48,10 @@ class Usage:
 def measure(model: nn.Module, batch: Mapping[str, Any] | tuple | list | Tensor, *, loss: Loss | None = None) -> Usage:
     """Count what one forward and backward of `model` on `batch` takes, as the model is: checkpointed or not.
 
-    Nothing is timed, and the numbers are the same on every run. The step leaves no trace: gradients, buffers, the
-    modules' counters and the random-number generators are put back, also after an error. Works on real tensors, on the
-    meta device and under `FakeTensorMode`, and on models wrapped in DDP or sharded by FSDP2 (call it on every rank).
+    Nothing is timed, and the numbers are the same on every call: one step is run before the one that is counted, since
+    the first of a model may set up or learn something. No trace is left: gradients, buffers, the modules' counters and
+    the random-number generators are put back, also after an error. Works on real tensors, on the meta device and under
+    `FakeTensorMode`, and on models wrapped in DDP or sharded by FSDP2 (call it on every rank).
 
     Args:
         model: any module, in the mode (`train()` or `eval()`) to be measured.
@@ -65,6 +66,8 @@ def measure(model: nn.Module, batch: Mapping[str, Any] | tuple | list | Tensor, 
     """
     check_model(model)
     _refuse_compiled(model)
+    with torch.inference_mode(mode=False), restored(model):
+        run_forward(model, copy_batch(batch), loss)[0].backward()
     with torch.inference_mode(mode=False), restored(model):
         batch = copy_batch(batch)
         with _older_garbage_gone(), LiveBytes() as live, Flops() as flops:

@@ -1,6 +1,6 @@
 """A step with activation checkpointing against one without, bit for bit."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
@@ -100,9 +100,10 @@ def verify(
 ) -> Verification:
     """Compare a forward and backward with activation checkpointing with one without, bit for bit.
 
-    Three steps are run, each from the same gradients (none), buffers and random numbers, with the key/value cache off:
-    two without checkpointing, to see that the model repeats itself, then one with. The model comes out as it went in,
-    also after an error. Under DDP and FSDP2, call it on every rank; each compares what it holds.
+    Four steps are run, each from the same gradients (none), buffers and random numbers, with the key/value cache off:
+    two without checkpointing, to see that the model repeats itself, then two with, since what the first learns may
+    change the second. The model comes out as it went in, also after an error. Under DDP and FSDP2, call it on every
+    rank; each compares what it holds.
 
         assert verify(model, batch, "full").equal
 
@@ -125,16 +126,15 @@ def verify(
     try:
         if applied:
             with without_checkpointing(model):
-                expected, again = (_step(model, batch, loss) for _ in range(2))
-            got = _checked(lambda: _step(model, batch, loss))
+                expected, unstable = _steps_without(model, batch, loss)
+            comparisons = _steps_with(model, batch, loss, expected, unstable)
         else:
-            expected, again = (_step(model, batch, loss) for _ in range(2))
+            expected, unstable = _steps_without(model, batch, loss)
             with _applied(model, config, scope=scope, blocks=blocks, context_fn=context_fn) as report:
-                got = _checked(lambda: _step(model, batch, loss))
+                comparisons = _steps_with(model, batch, loss, expected, unstable)
     finally:
         turn_cache_on(configs_with_cache)
-    unstable = [d for comparison in _compare(expected, again, ()).values() for d in comparison.differences]
-    return Verification(**_compare(expected, got, unstable), unstable=tuple(unstable), report=report)
+    return Verification(**comparisons, unstable=unstable, report=report)
 
 
 def _refuse(model: nn.Module, config: object, applied: bool, *, has_options: bool) -> None:
@@ -187,12 +187,23 @@ def _step(model: nn.Module, batch: Any, loss: Loss | None) -> _Outcome:
         return _Outcome(values, gradients, before.changes(), random_states(model))
 
 
-def _checked(step: Callable[[], _Outcome]) -> _Outcome:
+def _steps_without(model: nn.Module, batch: Any, loss: Loss | None) -> tuple[_Outcome, tuple[Difference, ...]]:
+    """The outcome of one step, and in what a second differs."""
+    expected = _step(model, batch, loss)
+    again = _compare(expected, _step(model, batch, loss), ())
+    return expected, tuple(d for comparison in again.values() for d in comparison.differences)
+
+
+def _steps_with(
+    model: nn.Module, batch: Any, loss: Loss | None, expected: _Outcome, unstable: tuple[Difference, ...]
+) -> dict[str, Comparison]:
+    """In what two steps with checkpointing differ from `expected`, by kind. One outcome at a time is held."""
     try:
-        return step()
+        first, second = (_compare(expected, _step(model, batch, loss), unstable) for _ in range(2))
     except Exception as error:
-        error.add_note("raised in the step with activation checkpointing; two steps without it had gone through")
+        error.add_note("raised in a step with activation checkpointing; two steps without it had gone through")
         raise
+    return {kind: first[kind].joined(second[kind]) for kind in first}
 
 
 def _compare(expected: _Outcome, got: _Outcome, unstable: Iterable[Difference]) -> dict[str, Comparison]:
