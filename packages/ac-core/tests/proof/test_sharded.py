@@ -81,6 +81,8 @@ def one_rank(rank):
     x = torch.randn(TOKENS, 8)
     found = {}
     for name, wrap in WRAPPED.items():
+        fresh = wrap(Model())
+        first, second = (measure(fresh, x) for _ in range(2))
         model = wrap(Model())
         if name == "fsdp2":
             model(x)  # leaves parameters gathered
@@ -102,6 +104,7 @@ def one_rank(rank):
             "wrong": sorted(wrong.gradients.names),
             "loss": bool(wrong.loss),
             "deterministic": wrong.deterministic,
+            "repeats": first == second == plain,
             "plain": plain.to_dict(),
             "full": full.to_dict(),
             "gradients": grads,
@@ -161,6 +164,7 @@ def test_bytes_and_flops_are_those_of_one_process(found):
     for of_rank in found:
         for name, result in of_rank.items():
             for alone, wrapped in ((plain, result["plain"]), (full, result["full"])):
+                assert result["repeats"], name
                 assert wrapped["recompute_flops"] == alone.recompute_flops, name
                 assert wrapped["forward_flops"] == alone.forward_flops, name
                 assert wrapped["saved_bytes"] == alone.saved_bytes or name == "fsdp2, bf16", name

@@ -1,12 +1,14 @@
 """Bytes and FLOPs of one step, counted."""
 
 import gc
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ac_core.errors import ActivationCheckpointingError
@@ -48,7 +50,7 @@ class Usage:
 def measure(model: nn.Module, batch: Mapping[str, Any] | tuple | list | Tensor, *, loss: Loss | None = None) -> Usage:
     """Count what one forward and backward of `model` on `batch` takes, as the model is: checkpointed or not.
 
-    Nothing is timed, and the numbers are the same on every call: one step is run before the one that is counted, since
+    Nothing is timed, and the numbers are the same on every call: a step is run before the one that is counted, since
     the first of a model may set up or learn something. No trace is left: gradients, buffers, the modules' counters and
     the random-number generators are put back, also after an error. Works on real tensors, on the meta device and under
     `FakeTensorMode`, and on models wrapped in DDP or sharded by FSDP2 (call it on every rank).
@@ -66,13 +68,15 @@ def measure(model: nn.Module, batch: Mapping[str, Any] | tuple | list | Tensor, 
     """
     check_model(model)
     _refuse_compiled(model)
-    with torch.inference_mode(mode=False), restored(model):
-        run_forward(model, copy_batch(batch), loss)[0].backward()
+    for _ in range(_steps_until_settled(model)):
+        with torch.inference_mode(mode=False), restored(model):
+            run_forward(model, copy_batch(batch), loss)[0].backward()
     with torch.inference_mode(mode=False), restored(model):
         batch = copy_batch(batch)
         with _older_garbage_gone(), LiveBytes() as live, Flops() as flops:
             forward = run_forward(model, batch, loss)[0]  # of the output nothing is kept
             gc.collect()
+            _wait_for_collectives()
             at_end = live.alive()
             parameters = live.numbers(model.parameters())  # FSDP2's gathered ones
             flops.in_backward = True
@@ -84,6 +88,18 @@ def measure(model: nn.Module, batch: Mapping[str, Any] | tuple | list | Tensor, 
             size - after.get(number, 0) for number, size in at_end.items() if number not in parameters and size > 0
         )
     return Usage(saved, live.peak, flops.forward, flops.backward, flops.recompute)
+
+
+def _steps_until_settled(model: nn.Module) -> int:
+    # DDP allocates its buckets again, in the order in which gradients came: in its second forward, or in its third with
+    # static_graph=True.
+    return 3 if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()) else 1
+
+
+def _wait_for_collectives() -> None:
+    # A thread of gloo's may hold the buffers of a collective for a moment after it is done: seen once in 240 forwards.
+    if dist.is_available() and dist.is_initialized():
+        time.sleep(0.1)
 
 
 @contextmanager
