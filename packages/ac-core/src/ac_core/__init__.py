@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from ac_core.apply import apply_activation_checkpointing, remove_activation_checkpointing
     from ac_core.discovery.blocks import Block, find_blocks
     from ac_core.errors import ActivationCheckpointingError, RecomputeMismatchError
+    from ac_core.proof.compare import Comparison, Difference
+    from ac_core.proof.measure import Usage, measure
     from ac_core.proof.trace import Trace, TracedOp, trace_decisions
+    from ac_core.proof.verify import Verification, verify
     from ac_core.region.mismatch import check_recompute
     from ac_core.report import BlockGroup, Report
 
@@ -35,10 +38,16 @@ _HOME = {
     "Trace": "ac_core.proof.trace",
     "TracedOp": "ac_core.proof.trace",
     "trace_decisions": "ac_core.proof.trace",
+    "Comparison": "ac_core.proof.compare",
+    "Difference": "ac_core.proof.compare",
+    "Usage": "ac_core.proof.measure",
+    "Verification": "ac_core.proof.verify",
     "apply_activation_checkpointing": "ac_core.apply",
     "check_recompute": "ac_core.region.mismatch",
     "find_blocks": "ac_core.discovery.blocks",
+    "measure": "ac_core.proof.measure",
     "remove_activation_checkpointing": "ac_core.apply",
+    "verify": "ac_core.proof.verify",
 }
 
 __all__ = [
@@ -46,18 +55,24 @@ __all__ = [
     "ActivationCheckpointingError",
     "Block",
     "BlockGroup",
+    "Comparison",
     "DDPConfig",
+    "Difference",
     "FSDP2Config",
     "MegatronFSDPConfig",
     "RecomputeMismatchError",
     "Report",
     "Trace",
     "TracedOp",
+    "Usage",
+    "Verification",
     "apply_activation_checkpointing",
     "check_recompute",
     "find_blocks",
+    "measure",
     "remove_activation_checkpointing",
     "trace_decisions",
+    "verify",
 ]
 
 
