@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from ac_core.apply import apply_activation_checkpointing, remove_activation_checkpointing
     from ac_core.discovery.blocks import Block, find_blocks
     from ac_core.errors import ActivationCheckpointingError, RecomputeMismatchError
+    from ac_core.mismatch.guard import check_recompute
     from ac_core.proof.compare import Comparison, Difference
     from ac_core.proof.measure import Usage, measure
     from ac_core.proof.trace import Trace, TracedOp, trace_decisions
     from ac_core.proof.verify import Verification, verify
-    from ac_core.region.mismatch import check_recompute
     from ac_core.report import BlockGroup, Report
 
 __version__ = "0.1.0"
@@ -43,7 +43,7 @@ _HOME = {
     "Usage": "ac_core.proof.measure",
     "Verification": "ac_core.proof.verify",
     "apply_activation_checkpointing": "ac_core.apply",
-    "check_recompute": "ac_core.region.mismatch",
+    "check_recompute": "ac_core.mismatch.guard",
     "find_blocks": "ac_core.discovery.blocks",
     "measure": "ac_core.proof.measure",
     "remove_activation_checkpointing": "ac_core.apply",

@@ -11,9 +11,9 @@ from torch.compiler import is_compiling
 from torch.utils.checkpoint import checkpoint
 
 from ac_core.errors import ActivationCheckpointingError
+from ac_core.mismatch.guard import MismatchGuard, is_traced
 from ac_core.region.cache import is_cache, only_reads_cache
 from ac_core.region.contexts import ContextFn
-from ac_core.region.mismatch import MismatchGuard, is_traced
 from ac_core.region.watch import watched, watching
 from ac_core.trainability import needs_gradient
 

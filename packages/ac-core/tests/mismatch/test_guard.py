@@ -28,9 +28,9 @@ from ac_core import (
     apply_activation_checkpointing,
     check_recompute,
 )
-from ac_core.region import diagnosis, mismatch
-from ac_core.region.mismatch import MismatchGuard
-from ac_core.region.recording import CommunicationRefusedError, Recording
+from ac_core.mismatch import diagnosis, mismatch
+from ac_core.mismatch.guard import MismatchGuard
+from ac_core.mismatch.recording import CommunicationRefusedError, Recording
 
 WORLD = SimpleNamespace(cache=[], wide=False, threshold=0.0, autocast=False, fail=False)
 """What the blocks below depend on and nobody keeps for the recompute."""

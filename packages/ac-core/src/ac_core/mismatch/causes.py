@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from ac_core.region.evidence import GENERATOR, NUMPY_RANDOM, PYTHON_RANDOM, Change, Extent
-from ac_core.region.recording import Choice, Meta, Saved
+from ac_core.mismatch.evidence import GENERATOR, NUMPY_RANDOM, PYTHON_RANDOM, Change, Extent
+from ac_core.mismatch.recording import Choice, Meta, Saved
 
 
 @dataclass

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from ac_core.errors import RecomputeMismatchError
-from ac_core.region.causes import Evidence, probable_cause
-from ac_core.region.evidence import Change, PlainState, Snapshot, describe_state, differ, undisturbed
-from ac_core.region.recording import Meta, Recording, Saved
+from ac_core.mismatch.causes import Evidence, probable_cause
+from ac_core.mismatch.evidence import Change, PlainState, Snapshot, describe_state, differ, undisturbed
+from ac_core.mismatch.recording import Meta, Recording, Saved
 
 
 @dataclass

@@ -20,10 +20,10 @@ from torch.utils import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import CheckpointError
 
 from ac_core.errors import ActivationCheckpointingError, RecomputeMismatchError
+from ac_core.mismatch.diagnosis import Mismatch, diagnose
+from ac_core.mismatch.evidence import Change, PlainState, Snapshot
+from ac_core.mismatch.recording import Meta, Recording, nodes_holding
 from ac_core.region.contexts import ContextFn
-from ac_core.region.diagnosis import Mismatch, diagnose
-from ac_core.region.evidence import Change, PlainState, Snapshot
-from ac_core.region.recording import Meta, Recording, nodes_holding
 
 # NOTE [ torch's checkpoint frame ]
 # torch keeps one private `_CheckpointFrame` for each forward of a region, and compares with

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from ac_core.region.causes import Evidence, probable_cause
-from ac_core.region.evidence import Change, Extent
-from ac_core.region.recording import Choice, Meta, Saved
+from ac_core.mismatch.causes import Evidence, probable_cause
+from ac_core.mismatch.evidence import Change, Extent
+from ac_core.mismatch.recording import Choice, Meta, Saved
 
 CPU = torch.device("cpu")
 

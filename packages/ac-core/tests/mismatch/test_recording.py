@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ac_core.region.recording import Recording, fingerprint, nodes_holding
+from ac_core.mismatch.recording import Recording, fingerprint, nodes_holding
 
 
 class Double(torch.autograd.Function):
