@@ -21,7 +21,7 @@ def torchtitan(policy: str) -> Variant:
     """`FullAC` or `SelectiveAC` with default settings; it wraps every child of `model.model.layers`."""
 
     def apply(model: nn.Module) -> None:
-        module = _load(TORCHTITAN, "torchtitan.distributed.activation_checkpoint")
+        module = _load("torchtitan.distributed.activation_checkpoint")
         kind = {"full": module.FullAC, "selective": module.SelectiveAC}[policy]
         kind(kind.Config()).apply(model.model)
 
@@ -32,7 +32,7 @@ def automodel(policy: str) -> Variant:
     """What its FSDP2 and single-device paths call for `activation_checkpointing: true` and `selective`."""
 
     def apply(model: nn.Module) -> None:
-        module = _load(AUTOMODEL, _AUTOMODEL_MODULE)
+        module = _load(_AUTOMODEL_MODULE)
         blocks = list(model.model.layers)
         if policy == "full":
             module.apply_full_layer_checkpointing_to_layers(model, blocks)
@@ -53,7 +53,7 @@ def automodel_without_lookup(policy: str) -> Variant:
     def apply(model: nn.Module) -> None:
         from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-        module = _load(AUTOMODEL, _AUTOMODEL_MODULE)
+        module = _load(_AUTOMODEL_MODULE)
         if policy == "full":
             context_fn = module.sdpa_backend_snapshot_context_fn
         else:
@@ -65,7 +65,7 @@ def automodel_without_lookup(policy: str) -> Variant:
     return Variant(AUTOMODEL, policy, apply, "without lookup")
 
 
-def _load(peer: str, module: str) -> ModuleType:
+def _load(module: str) -> ModuleType:
     try:
         return import_module(module)
     except ImportError as missing:

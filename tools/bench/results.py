@@ -6,6 +6,8 @@ from statistics import median
 
 from tools.bench.meter import Memory
 from tools.bench.rounds import Seconds, best_ratio, paired_difference, paired_ratio, paired_spread
+from tools.bench.shapes import Shape
+from tools.bench.variants import Variant
 
 MIB = 2**20
 FULL_GOAL = 1.02  # time of our full over Hugging Face's
@@ -62,14 +64,25 @@ class Goal:
         return self.value is not None and self.value <= self.limit
 
 
-def make_row(
-    name: str, owner: str, policy: str, seconds: Seconds, *, blocks: int, memory: Memory, gradients: str
-) -> Row:
-    """The row of variant `name` from the times of all of them; the one named "none" is the base."""
+@dataclass(frozen=True)
+class Outcome:
+    """A whole run of one command."""
+
+    command: str
+    shape: Shape
+    rounds: int
+    rows: list[Row]
+    missing: list[Missing]
+    goals: list[Goal]
+
+
+def make_row(variant: Variant, seconds: Seconds, blocks: int, memory: Memory, gradients: str) -> Row:
+    """The row of a variant from the times of all of them; the one named "none" is the base."""
+    name = variant.name
     return Row(
         name=name,
-        owner=owner,
-        policy=policy,
+        owner=variant.owner,
+        policy=variant.policy,
         milliseconds=1e3 * median(seconds[name]),
         ratio=paired_ratio(seconds, name, "none"),
         spread=paired_spread(seconds, name, "none"),

@@ -1,5 +1,7 @@
 """What is compared: each variant changes a fresh copy of the model in place."""
 
+import json
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -26,16 +28,16 @@ class Variant:
     @property
     def name(self) -> str:
         """As it stands in the table."""
-        return self.owner if self.owner == self.policy else " ".join(filter(None, (self.owner, self.policy, self.options)))
+        return " ".join(dict.fromkeys(filter(None, (self.owner, self.policy, self.options))))
 
 
 def no_checkpointing() -> Variant:
     """What everything is compared with."""
-    return Variant("none", "none", lambda model: None)
+    return Variant("none", "none", lambda _: None)
 
 
-def ours(policy: str, options: Mapping[str, Any] | None = None, label: str = "") -> Variant:
-    """ac-core through its public API. `options`: fields of `ActivationCheckpointingConfig` beside the policy."""
+def ours(policy: str, options: Mapping[str, Any] | None = None) -> Variant:
+    """ac-core through its public API. options: fields of `ActivationCheckpointingConfig` beside the policy."""
 
     def apply(model: nn.Module) -> None:
         import ac_core
@@ -49,14 +51,17 @@ def ours(policy: str, options: Mapping[str, Any] | None = None, label: str = "")
         except (ValueError, ac_core.ActivationCheckpointingError) as refusal:
             raise Unavailable(str(refusal)) from refusal
 
-    return Variant("ours", policy, apply, label)
+    return Variant("ours", policy, apply, json.dumps(options) if options else "")
 
 
 def hugging_face() -> Variant:
     """`gradient_checkpointing_enable` of transformers, non-reentrant as ours."""
 
     def apply(model: nn.Module) -> None:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        with warnings.catch_warnings():
+            # transformers 5.24 renames it and keeps this name until 6; releases before know this name alone.
+            warnings.simplefilter("ignore", FutureWarning)
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
     return Variant("Hugging Face", "full", apply)
 
