@@ -1,0 +1,1 @@
+"""What developers run by hand: benchmarks, checks on a GPU."""
