@@ -28,7 +28,7 @@ from ac_core import (
     apply_activation_checkpointing,
     check_recompute,
 )
-from ac_core.mismatch import diagnosis, mismatch
+from ac_core.mismatch import diagnosis, guard
 from ac_core.mismatch.guard import MismatchGuard
 from ac_core.mismatch.recording import CommunicationRefusedError, Recording
 
@@ -486,8 +486,8 @@ def test_nothing_is_recorded_in_a_normal_step(stack, train_step, monkeypatch):
     monkeypatch.setattr(Recording, "__init__", lambda *_, **__: calls.append("recording"))
     monkeypatch.setattr(diagnosis, "describe_state", lambda *_: calls.append("state"))
     reads = []
-    read = mismatch.PlainState.read
-    monkeypatch.setattr(mismatch.PlainState, "read", lambda self: (reads.append(1), read(self))[1])
+    read = guard.PlainState.read
+    monkeypatch.setattr(guard.PlainState, "read", lambda self: (reads.append(1), read(self))[1])
     model = stack(depth=4, dropout=0.1)
     apply_activation_checkpointing(model)
     for _ in range(3):
@@ -516,9 +516,9 @@ def test_a_graph_is_freed_without_the_garbage_collector():
     try:
         frames = []
         block = Dropped()
-        found = mismatch._frame_being_run
+        found = guard._frame_being_run
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(mismatch, "_frame_being_run", lambda: frames.append(weakref.ref(f := found())) or f)
+            patch.setattr(guard, "_frame_being_run", lambda: frames.append(weakref.ref(f := found())) or f)
             loss = forward(block)
             loss.backward()
             forward(block)
@@ -563,20 +563,20 @@ def test_no_collective_is_repeated_by_one_rank_alone():
 
 def test_the_parts_of_torch_that_this_rests_on_are_where_they_were():
     """When this fails, torch has moved them: see NOTE [ torch's checkpoint frame ]."""
-    assert mismatch.TORCH_FRAME is not None
-    assert issubclass(getattr(torch.utils.checkpoint, mismatch._STOP), Exception)
+    assert guard.TORCH_FRAME is not None
+    assert issubclass(getattr(torch.utils.checkpoint, guard._STOP), Exception)
     found = []
 
     class Look:
         def __enter__(self):
-            found.append(mismatch._frame_being_run())
+            found.append(guard._frame_being_run())
 
         def __exit__(self, *_):
             return None
 
     checkpoint(Wide(), torch.randn(3, 8), use_reentrant=False, context_fn=lambda: (Look(), nullcontext()))
-    assert type(found[0]) is mismatch.TORCH_FRAME
-    assert mismatch._frame_being_run() is None
+    assert type(found[0]) is guard.TORCH_FRAME
+    assert guard._frame_being_run() is None
 
 
 def test_a_model_that_is_traced_has_no_guards(stack):
@@ -590,7 +590,7 @@ def test_a_model_that_is_traced_has_no_guards(stack):
 
 
 def test_where_torch_has_moved_them_its_own_error_comes_through(monkeypatch):
-    monkeypatch.setattr(mismatch, "TORCH_FRAME", None)
+    monkeypatch.setattr(guard, "TORCH_FRAME", None)
     WORLD.wide = True
     loss = forward(Wide())
     WORLD.wide = False
@@ -604,7 +604,7 @@ def test_where_torch_has_moved_them_its_own_error_comes_through(monkeypatch):
 
 
 def test_where_torch_has_moved_them_values_cannot_be_checked(monkeypatch):
-    monkeypatch.setattr(mismatch, "TORCH_FRAME", None)
+    monkeypatch.setattr(guard, "TORCH_FRAME", None)
     with check_recompute(), pytest.raises(ActivationCheckpointingError, match="'layers.3' cannot be checked: torch"):
         forward(Wide())
 
@@ -627,7 +627,7 @@ def test_a_failing_diagnosis_does_not_hide_the_mismatch(monkeypatch):
     def fail(_):
         raise ZeroDivisionError("a mistake of ours")
 
-    monkeypatch.setattr(mismatch, "diagnose", fail)
+    monkeypatch.setattr(guard, "diagnose", fail)
     WORLD.wide = True
     loss = forward(Wide())
     WORLD.wide = False
@@ -757,6 +757,6 @@ def test_the_check_knows_the_forwards_line_of_a_shape_too():
 
 
 def test_the_environment_switch_takes_nought_and_one():
-    assert [mismatch._switch(value) for value in ("1", "0", "", None)] == [True, False, False, False]
+    assert [guard._switch(value) for value in ("1", "0", "", None)] == [True, False, False, False]
     with pytest.raises(ValueError, match="AC_CORE_CHECK_VALUES: 'yes' is not one of '0', '1'"):
-        mismatch._switch("yes")
+        guard._switch("yes")
