@@ -12,10 +12,10 @@ from ac_core.config import ActivationCheckpointingConfig, PolicyName, Scope
 from ac_core.discovery.blocks import Block, BlockChoice, candidate_containers, find_blocks
 from ac_core.discovery.parts import LANGUAGE, part_of
 from ac_core.errors import ActivationCheckpointingError
-from ac_core.region.buffers import KeptBuffers
 from ac_core.region.cache import turn_cache_off, turn_cache_on
 from ac_core.region.contexts import ComposedContextFn, ContextFn
 from ac_core.region.forward import CheckpointedForward, checkpointed_forwards
+from ac_core.region.state import state_contexts
 from ac_core.report import BlockGroup, Report, group_blocks
 
 _RECORD = "_ac_core_applied"
@@ -71,14 +71,15 @@ def apply_activation_checkpointing(
             "ac-core already checkpoints this model; call remove_activation_checkpointing(model) first"
         )
     taken, rows = _choose(model, found, config, chosen_by_caller=blocks is not None)
-    contexts = [_compose(block, context_fn) for block in taken]
-    for block, context in zip(taken, contexts, strict=True):
+    context = _compose(context_fn)
+    for block in taken:
         block.module.forward = CheckpointedForward(  # type: ignore[assignment]
             block.module,
             block.name,
             preserve_rng_state=config.preserve_rng_state,
             early_stop=config.early_stop,
             context_fn=context,
+            state_fn=ComposedContextFn(state_contexts(block.module, block.name)),
         )
     notes = []
     if taken:
@@ -104,14 +105,12 @@ def remove_activation_checkpointing(model: nn.Module) -> None:
             turn_cache_on(applied.configs_with_cache)
 
 
-def _compose(block: Block, context_fn: ContextFn | Iterable[ContextFn] | None) -> ContextFn | None:
-    """What is entered around each run of a block: the caller's, inside what keeps the block's buffers right."""
+def _compose(context_fn: ContextFn | Iterable[ContextFn] | None) -> ContextFn | None:
+    """What the caller wants entered around each run of a block, as one."""
     several = [context_fn] if callable(context_fn) else list(context_fn or ())
     for function in several:
         if not callable(function):
             raise TypeError(f"context_fn: {function!r} is not callable")
-    if any(True for _ in block.module.buffers()) or any(None in m._buffers.values() for m in block.module.modules()):
-        several.insert(0, KeptBuffers(block.module, block.name))
     return ComposedContextFn(several) if len(several) > 1 else next(iter(several), None)
 
 

@@ -10,7 +10,7 @@ from torch.compiler import is_compiling
 from torch.utils.checkpoint import checkpoint
 
 from ac_core.errors import ActivationCheckpointingError
-from ac_core.region.contexts import ContextFn
+from ac_core.region.contexts import ComposedContextFn, ContextFn
 
 # NOTE [ Attachment ]
 # A block is checkpointed by putting a `CheckpointedForward` into its instance as `forward`. That keeps everything
@@ -30,13 +30,21 @@ class CheckpointedForward:
     """
 
     def __init__(
-        self, module: nn.Module, name: str, *, preserve_rng_state: bool, early_stop: bool, context_fn: ContextFn | None
+        self,
+        module: nn.Module,
+        name: str,
+        *,
+        preserve_rng_state: bool,
+        early_stop: bool,
+        context_fn: ContextFn | None,
+        state_fn: ContextFn,
     ) -> None:
         self.module = module
         self.name = name
         self.preserve_rng_state = preserve_rng_state
         self.early_stop = early_stop
         self.context_fn = context_fn
+        self._state_and_context_fn = ComposedContextFn([state_fn] if context_fn is None else [state_fn, context_fn])
         self.enabled = True
         self.replaced = module.__dict__.get("forward")  # an instance's own forward, put there by another tool
 
@@ -58,11 +66,12 @@ class CheckpointedForward:
             self._refuse_cache(name, value)
         # Keyword arguments travel as positional ones. So `checkpoint` saves their tensors as it saves all its inputs,
         # with a version check and through outer saved-tensor hooks, and no name collides with one of its own options.
-        # No `context_fn` rather than the one that does nothing: torch.compile can trace only the former.
-        contexts = {} if self.context_fn is None else {"context_fn": self.context_fn}
+        # The block's state is kept in eager mode alone. No `context_fn` rather than the one that does nothing:
+        # torch.compile can trace only the former.
+        context_fn = self.context_fn if is_compiling() else self._state_and_context_fn
+        contexts = {} if context_fn is None else {"context_fn": context_fn}
         return checkpoint(
             self._run,
-            _Call(),
             tuple(kwargs),
             *kwargs.values(),
             *args,
@@ -72,11 +81,10 @@ class CheckpointedForward:
             **contexts,
         )
 
-    def _run(self, call: "_Call", names: tuple[str, ...], *values: Any) -> Any:
+    def _run(self, names: tuple[str, ...], *values: Any) -> Any:
         kwargs = dict(zip(names, values, strict=False))
         if is_compiling():
             return self._original(*values[len(names) :], **kwargs)
-        call.check_parameters(self)
         random = None if self.preserve_rng_state else _random_states()
         output = self._original(*values[len(names) :], **kwargs)
         if random is not None and not all(map(equal, random, _random_states())):
@@ -121,31 +129,6 @@ def without_checkpointing(model: nn.Module) -> Iterator[None]:
     finally:
         for forward, enabled in zip(forwards, before, strict=True):
             forward.enabled = enabled
-
-
-class _Call:
-    """One forward of a block and its recomputes: they have to see the same parameters.
-
-    Without checkpointing autograd notices a parameter that was edited between forward and backward by its version. A
-    recompute would silently use the edited one, or another one where `torch.func.functional_call` had put it in.
-    """
-
-    def __init__(self) -> None:
-        self._parameters: list[tuple[str, Tensor, int]] | None = None
-
-    def check_parameters(self, forward: CheckpointedForward) -> None:
-        now = [(name, p, p._version) for name, p in forward.module.named_parameters()]
-        if self._parameters is None:
-            self._parameters = now
-            return
-        for (name, was, version), (_, p, now_version) in zip(self._parameters, now, strict=True):
-            if p is not was or now_version != version:
-                how = "is another tensor" if p is not was else "was modified in place"
-                raise ActivationCheckpointingError(
-                    f"parameter '{name}' of block '{forward.name}' {how} since the forward, so the recompute would "
-                    "give gradients of another function; run backward before the optimizer's step, and inside the same "
-                    "torch.func.functional_call as the forward"
-                )
 
 
 def _random_states() -> list[Tensor]:

@@ -1,0 +1,168 @@
+"""Switches of the process or thread that change what a block computes.
+
+A switch that is set around the forward alone, such as `with sdpa_kernel(SDPBackend.MATH): loss = model(batch)`, is back
+in its old place when the backward recomputes. So each forward notes the switches, in a few microseconds, and a
+recompute sets those that have changed, for as long as it runs.
+
+Noted is what can choose another kernel or change a number. Left out are cuBLAS's reduced-precision reductions and the
+choice of BLAS and linear-algebra libraries, which are set once a run, and flush-denormal, which cannot be read.
+"""
+
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import backends
+
+_Switch = tuple[Callable[[], Any], Callable[[Any], None]]
+"""How a switch is read and how it is set."""
+
+_matmul, _cudnn, _mkldnn = backends.cuda.matmul, backends.cudnn, backends.mkldnn
+_PRECISIONS = (backends, _matmul, _mkldnn.matmul, _cudnn.conv, _cudnn.rnn, _mkldnn.conv)
+
+
+def _precisions() -> tuple[str, ...]:
+    return tuple([place.fp32_precision for place in _PRECISIONS])
+
+
+def _set_precisions(wanted: tuple[str, ...]) -> None:
+    # Over the older setting first, where that can say it: while the two contradict each other, reading the older one
+    # raises, and code in the block may read it.
+    of_matmul = {("tf32", "bf16"): "medium", ("tf32", "tf32"): "high", ("none", "none"): "highest"}
+    older = of_matmul.get(tuple(w if w != "ieee" else "none" for w in wanted[1:3]))
+    if older is not None:
+        torch.set_float32_matmul_precision(older)
+    for place, precision in zip(_PRECISIONS, wanted, strict=True):
+        if place.fp32_precision != precision:
+            place.fp32_precision = precision
+
+
+# The checkpoint restores autocast of the CPU and of one device type.
+_AUTOCAST_DEVICES = tuple(d for d in ("cuda", "xpu", "mps", "hpu", "mtia") if torch.amp.is_autocast_available(d))
+
+
+def _autocast() -> tuple[torch.dtype | None, ...]:
+    enabled, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
+    return tuple([dtype(device) if enabled(device) else None for device in _AUTOCAST_DEVICES])
+
+
+def _set_autocast(wanted: tuple[torch.dtype | None, ...]) -> None:
+    for device, dtype in zip(_AUTOCAST_DEVICES, wanted, strict=True):
+        torch.set_autocast_enabled(device, dtype is not None)
+        if dtype is not None:
+            torch.set_autocast_dtype(device, dtype)
+
+
+def _attribute(place: Any, name: str) -> _Switch:
+    return lambda: getattr(place, name), lambda value: setattr(place, name, value)
+
+
+def _private(getter: str, setter: str) -> list[_Switch]:
+    # Which backend `sdpa_kernel` prefers, and whether it allows the one of a plugged-in device, can be set in public and
+    # read only here.
+    pair = getattr(torch._C, getter, None), getattr(torch._C, setter, None)
+    return [pair] if None not in pair else []  # type: ignore[list-item]
+
+
+_cuda = backends.cuda
+_SWITCHES: tuple[_Switch, ...] = (
+    (_cuda.flash_sdp_enabled, _cuda.enable_flash_sdp),
+    (_cuda.mem_efficient_sdp_enabled, _cuda.enable_mem_efficient_sdp),
+    (_cuda.math_sdp_enabled, _cuda.enable_math_sdp),
+    (_cuda.cudnn_sdp_enabled, _cuda.enable_cudnn_sdp),
+    (_cuda.fp16_bf16_reduction_math_sdp_allowed, _cuda.allow_fp16_bf16_reduction_math_sdp),
+    *_private("_get_overrideable_sdp_enabled", "_set_sdp_use_overrideable"),
+    *_private("_get_sdp_priority_order", "_set_sdp_priority_order"),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (torch.get_num_threads, torch.set_num_threads),  # sums are split by it
+    _attribute(_cudnn, "enabled"),
+    _attribute(_cudnn, "benchmark"),
+    _attribute(_cudnn, "deterministic"),
+    _attribute(_mkldnn, "enabled"),
+    (_precisions, _set_precisions),
+    (_autocast, _set_autocast),
+)
+_GETTERS = tuple(getter for getter, _ in _SWITCHES)
+
+
+def _read() -> list[Any]:
+    return [getter() for getter in _GETTERS]
+
+
+def _set(wanted: list[Any], now: list[Any]) -> None:
+    for (_, setter), value, current in zip(_SWITCHES, wanted, now, strict=True):
+        if value != current:
+            setter(value)
+
+
+_ENGINES = (
+    "transformer_engine.pytorch.attention.dot_product_attention.dot_product_attention",
+    "transformer_engine.pytorch.attention",  # before version 2.3
+)
+
+
+def _engine_caches() -> list[dict[str, Any]]:
+    """Where Transformer Engine has been imported: its memory of the last attention call's parameters and of the backend
+    that it chose for them. An attention call that finds other parameters there chooses anew, with more operations."""
+    caches = []
+    for name in _ENGINES:
+        module = sys.modules.get(name)
+        cache = None if module is None else getattr(module, "_attention_backends", None)
+        if isinstance(cache, dict) and all(cache is not other for other in caches):
+            caches.append(cache)
+    return caches
+
+
+class Ambient:
+    """A context function, `() -> (forward, recompute)`, for any block."""
+
+    def __call__(self) -> tuple["_Forward", "_Recompute"]:
+        forward = _Forward()
+        return forward, _Recompute(forward)
+
+
+class _Forward:
+    def __init__(self) -> None:
+        self.switches: list[Any] = []
+        self.engines: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def __enter__(self) -> None:
+        self.switches = _read()
+        self.engines = [(cache, dict(cache)) for cache in _engine_caches()]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        pass
+
+
+class _Recompute:
+    """May be entered again, for a second backward."""
+
+    def __init__(self, forward: _Forward) -> None:
+        self._forward = forward
+        self._live: list[tuple[list[Any], list[tuple[dict[str, Any], dict[str, Any]]]]] = []
+
+    def __enter__(self) -> None:
+        forward, now = self._forward, _read()
+        self._live.append((now, [(cache, dict(cache)) for cache, _ in forward.engines]))
+        if now != forward.switches:
+            _set(forward.switches, now)
+        _refill(forward.engines)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        live, engines = self._live.pop()
+        if live != self._forward.switches:
+            _set(live, self._forward.switches)
+        _refill(engines)
+
+
+def _refill(caches: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+    for cache, contents in caches:
+        cache.clear()
+        cache.update(contents)
