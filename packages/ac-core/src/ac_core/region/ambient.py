@@ -10,17 +10,22 @@ choice of BLAS and linear-algebra libraries, which are set once a run, and flush
 
 import sys
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import backends
 
+from ac_core.region.layout import Layout
+
 _Switch = tuple[Callable[[], Any], Callable[[Any], None]]
 """How a switch is read and how it is set."""
 
-_matmul, _cudnn, _mkldnn = backends.cuda.matmul, backends.cudnn, backends.mkldnn
-_PRECISIONS = (backends, _matmul, _mkldnn.matmul, _cudnn.conv, _cudnn.rnn, _mkldnn.conv)
+_Cache = tuple[dict[str, Any], dict[str, Any]]
+"""A cache and what was in it."""
+_Noted = tuple[list[Any], list[_Cache]]
+
+_cuda, _cudnn, _mkldnn = backends.cuda, backends.cudnn, backends.mkldnn
+_PRECISIONS = (_cuda.matmul, _mkldnn.matmul, _cudnn.conv, _mkldnn.conv)
 
 
 def _precisions() -> tuple[str, ...]:
@@ -30,13 +35,14 @@ def _precisions() -> tuple[str, ...]:
 def _set_precisions(wanted: tuple[str, ...]) -> None:
     # Over the older setting first, where that can say it: while the two contradict each other, reading the older one
     # raises, and code in the block may read it.
-    of_matmul = {("tf32", "bf16"): "medium", ("tf32", "tf32"): "high", ("none", "none"): "highest"}
-    older = of_matmul.get(tuple(w if w != "ieee" else "none" for w in wanted[1:3]))
+    names = {("tf32", "bf16"): "medium", ("tf32", "tf32"): "high", ("none", "none"): "highest"}
+    older = names.get(tuple("none" if precision == "ieee" else precision for precision in wanted[:2]))
     if older is not None:
         torch.set_float32_matmul_precision(older)
     for place, precision in zip(_PRECISIONS, wanted, strict=True):
+        place.fp32_precision = "none"  # as `torch.backends.fp32_precision` says
         if place.fp32_precision != precision:
-            place.fp32_precision = precision
+            place.fp32_precision = "ieee" if precision == "none" else precision
 
 
 # The checkpoint restores autocast of the CPU and of one device type.
@@ -60,13 +66,12 @@ def _attribute(place: Any, name: str) -> _Switch:
 
 
 def _private(getter: str, setter: str) -> list[_Switch]:
-    # Which backend `sdpa_kernel` prefers, and whether it allows the one of a plugged-in device, can be set in public and
-    # read only here.
+    # The order in which `sdpa_kernel(..., set_priority=True)` tries the backends, and whether that of a plugged-in
+    # device is allowed: nothing public reads them.
     pair = getattr(torch._C, getter, None), getattr(torch._C, setter, None)
     return [pair] if None not in pair else []  # type: ignore[list-item]
 
 
-_cuda = backends.cuda
 _SWITCHES: tuple[_Switch, ...] = (
     (_cuda.flash_sdp_enabled, _cuda.enable_flash_sdp),
     (_cuda.mem_efficient_sdp_enabled, _cuda.enable_mem_efficient_sdp),
@@ -116,53 +121,32 @@ def _engine_caches() -> list[dict[str, Any]]:
     return caches
 
 
-class Ambient:
-    """A context function, `() -> (forward, recompute)`, for any block."""
+class AmbientSwitches:
+    """The part of a block's state that is outside it. A `Part`, see `region/state.py`."""
 
-    def __call__(self) -> tuple["_Forward", "_Recompute"]:
-        forward = _Forward()
-        return forward, _Recompute(forward)
+    def note(self, _layout: Layout) -> _Noted:
+        return _read(), [(cache, dict(cache)) for cache in _engine_caches()]
 
-
-class _Forward:
-    def __init__(self) -> None:
-        self.switches: list[Any] = []
-        self.engines: list[tuple[dict[str, Any], dict[str, Any]]] = []
-
-    def __enter__(self) -> None:
-        self.switches = _read()
-        self.engines = [(cache, dict(cache)) for cache in _engine_caches()]
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def settle(self, _noted: _Noted, _failed: bool) -> None:
         pass
 
+    def restore(self, noted: _Noted) -> _Noted:
+        switches, engines = noted
+        live = _read()
+        if live != switches:
+            _set(switches, live)
+        taken = [(cache, dict(cache)) for cache, _ in engines]
+        _refill(engines)
+        return live, taken
 
-class _Recompute:
-    """May be entered again, for a second backward."""
-
-    def __init__(self, forward: _Forward) -> None:
-        self._forward = forward
-        self._live: list[tuple[list[Any], list[tuple[dict[str, Any], dict[str, Any]]]]] = []
-
-    def __enter__(self) -> None:
-        forward, now = self._forward, _read()
-        self._live.append((now, [(cache, dict(cache)) for cache, _ in forward.engines]))
-        if now != forward.switches:
-            _set(forward.switches, now)
-        _refill(forward.engines)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        live, engines = self._live.pop()
-        if live != self._forward.switches:
-            _set(live, self._forward.switches)
+    def release(self, noted: _Noted, taken: _Noted) -> None:
+        (switches, _), (live, engines) = noted, taken
+        if live != switches:
+            _set(live, switches)
         _refill(engines)
 
 
-def _refill(caches: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+def _refill(caches: list[_Cache]) -> None:
     for cache, contents in caches:
         cache.clear()
         cache.update(contents)

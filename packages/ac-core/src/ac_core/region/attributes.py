@@ -6,110 +6,95 @@ were before the recompute. So everything is counted once, and a loss that a bloc
 forward's, with the forward's graph.
 """
 
-from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor
 
-from ac_core.errors import ActivationCheckpointingError
 from ac_core.region.found import Found
 from ac_core.region.generators import set_state, state_of
 from ac_core.region.holders import Contents, Holder, same
-from ac_core.region.tensors import TensorLearner
-from ac_core.region.walk import modules_of
+from ac_core.region.layout import Layout
+from ac_core.region.tensors import HeldTensor, TensorLearner
+
+
+class _Noted(NamedTuple):
+    found: Found
+    held: dict[int, HeldTensor]
+    generators: list[tuple[Any, Any]]
+
+
+class _Taken(NamedTuple):
+    """What a recompute has replaced: contents of holders, or tensors alone; and the states of generators."""
+
+    holders: list[tuple[Holder, Contents]]
+    tensors: list[tuple[Any, Any, Tensor]]
+    generators: list[tuple[Any, Any]]
 
 
 class KeptAttributes:
-    """A context function, `() -> (forward, recompute)`, for one block.
+    """The part of a block's state that its modules hold. A `Part`, see `region/state.py`.
 
     Almost every block changes nothing. So what one forward found is used again by the next as long as the very same
-    objects are found: one comparison a forward. What is kept costs more where a block has buffers or changes.
+    objects are found, which one comparison tells. It costs more where a block has buffers or changes.
 
     A block that does change attributes must not run in two threads at once, in a forward here and a recompute there;
     the backward may run in any thread.
     """
 
-    def __init__(self, block: nn.Module, name: str) -> None:
-        self.block = block
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.learner = TensorLearner()
-        self.last: Found | None = None
+        self._layout: Layout | None = None
+        self._learner = TensorLearner()
+        self._last: Found | None = None
 
-    def __getstate__(self) -> dict[str, Any]:  # what was learnt is of this block and not of its copies
-        return {"block": self.block, "name": self.name}
+    def note(self, layout: Layout) -> _Noted:
+        if layout is not self._layout:
+            self._layout, self._learner, self._last = layout, TensorLearner(), None
+        found = self._last
+        if found is None or not found.still():
+            found = Found(layout, self.name)
+        return _Noted(
+            found,
+            self._learner.hold(found.tensors) if found.tensors else {},
+            [(generator, state_of(generator)) for generator in found.generators],
+        )
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    def settle(self, noted: _Noted, failed: bool) -> None:
+        found, held, _ = noted
+        if found is not self._last or found.tensors:
+            # Not where something has changed: the next forward would find it new, and until then an old tensor was
+            # kept alive.
+            self._last = found if found.lasting and found.still() else None
+        if held:
+            self._learner.settle(held, found.say, failed=failed)
 
-    def __call__(self) -> tuple["_Forward", "_Recompute"]:
-        forward = _Forward(self)
-        return forward, _Recompute(forward)
+    def restore(self, noted: _Noted) -> _Taken:
+        found, held, generators = noted
+        substitutes = {key: tensor.as_found(found.say) for key, tensor in held.items()}
 
+        def substitute(value: Tensor) -> Tensor:
+            return substitutes.get(id(value), value)
 
-class _Forward:
-    """Finds the state of the block before the forward."""
-
-    def __init__(self, kept: KeptAttributes) -> None:
-        self.kept = kept
-        self.found: Found
-
-    def __enter__(self) -> None:
-        kept, modules = self.kept, modules_of(self.kept.block)
-        last = kept.last
-        if last is not None and last.modules == modules and last.still(last.look()):
-            self.found = last
+        live = [(generator, state_of(generator)) for generator, _ in generators]
+        if found.lasting and found.still():
+            taken = _Taken(found.holders, found.exchange(substitute) if held else [], live)
         else:
-            self.found = Found(modules, kept.name, kept.learner)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        found, kept = self.found, self.kept
-        if found is kept.last:
-            return
-        kept.learner.settle(found.tensors, found.say, failed=kind is not None)
-        # Not where something has changed: the next forward would find it new, and until then old values were held.
-        kept.last = found if found.constant and found.still(found.look()) else None
-
-
-class _Recompute:
-    """Puts what the forward found in for the time of a recompute. May be entered again, for a second backward."""
-
-    def __init__(self, forward: _Forward) -> None:
-        self._forward = forward
-        self._live: list[tuple[list[tuple[Holder, Contents]], list[tuple[Any, Any]]]] = []
-
-    def __enter__(self) -> None:
-        found = self._forward.found
-        if found.modules != modules_of(self._forward.kept.block):
-            raise ActivationCheckpointingError(
-                f"block '{self._forward.kept.name}' has other modules than in its forward, so the recompute would give "
-                "gradients of another function; add and replace modules before the forward"
-            )
-        if found.constant and found.still(found.look()):
-            self._live.append((found.holders, []))
-            return
-        before = found.contents()
-        live = [(holder, holder.read()) for holder, _ in found.holders]
-        generators = [(generator, state_of(generator)) for generator, _ in found.generators]
-        self._live.append((live, generators))
-        _put(before)
-        for generator, state in found.generators:
-            set_state(generator, state)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        found = self._forward.found
-        live, generators = self._live.pop()
-        if live is found.holders and found.still(found.look()):
-            return
-        _put(live)
+            taken = _Taken([(holder, holder.read()) for holder, _ in found.holders], [], live)
+            _put(found.contents(substitute))
         for generator, state in generators:
             set_state(generator, state)
+        return taken
+
+    def release(self, noted: _Noted, taken: _Taken) -> None:
+        for container, key, value in taken.tensors:
+            container[key] = value
+        if taken.holders is not noted.found.holders or not noted.found.still():
+            _put(taken.holders)
+        for generator, state in taken.generators:
+            set_state(generator, state)
 
 
-def _put(contents: list[tuple[Holder, Contents]]) -> None:
-    for holder, content in contents:
-        if not same(holder.read(), content):
-            holder.write(content)
+def _put(holders: list[tuple[Holder, Contents]]) -> None:
+    for holder, contents in holders:
+        if not same(holder.read(), contents):
+            holder.write(contents)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, cuda, equal, get_rng_state, is_grad_enabled, nn
 from torch.compiler import is_compiling
 from torch.utils.checkpoint import checkpoint
@@ -109,6 +110,17 @@ class CheckpointedForward:
                 "recompute would append the same keys again. Call the model with use_cache=False, or under "
                 "torch.no_grad()"
             )
+
+
+# Where torch.compile cannot put a region into its graph (a block that counts up an attribute), it leaves the call to
+# Python. It would then compile `__call__` by itself, for which `is_compiling()` holds, and so leave the state out of a
+# region that runs in Python. As part of a larger frame `__call__` is traced as before. Nothing public says this.
+_dynamo = torch._C._dynamo.eval_frame
+if hasattr(_dynamo, "set_code_exec_strategy"):
+    _dynamo.set_code_exec_strategy(
+        CheckpointedForward.__call__.__code__,
+        _dynamo._FrameExecStrategy(_dynamo._FrameAction.SKIP, _dynamo._FrameAction.DEFAULT),
+    )
 
 
 def checkpointed_forwards(model: nn.Module) -> list[tuple[nn.Module, CheckpointedForward]]:

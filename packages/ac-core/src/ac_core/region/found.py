@@ -1,19 +1,19 @@
-"""The state of a block as a forward finds it."""
+"""The state that the modules of a block hold, as a forward finds it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from functools import cache
-from itertools import islice
-from operator import is_
+from operator import is_, itemgetter
 from types import BuiltinFunctionType, FunctionType, MethodType, NoneType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ac_core.region.generators import is_generator, state_of
+from ac_core.region.generators import is_generator
 from ac_core.region.holders import CONTAINERS, Attributes, Contents, Holder, Mapping, same
-from ac_core.region.tensors import HeldTensor, Path, TensorLearner
+from ac_core.region.layout import Layout
+from ac_core.region.tensors import Path
 
 # NOTE [ What counts as state ]
 # 1. Of every module in the block: its own attributes, `training`, and its buffers. Parameters do not: a recompute with
@@ -25,130 +25,135 @@ from ac_core.region.tensors import HeldTensor, Path, TensorLearner
 # 3. Tensors that are written in place (`region/tensors.py`) and private generators of random numbers.
 # 4. Not the attributes of Transformer Engine's modules: they hold records for recomputes of its own.
 
-_CONSTANTS = frozenset(
-    (NoneType, bool, int, float, complex, str, bytes, type, FunctionType, BuiltinFunctionType, MethodType)
-    + (torch.dtype, torch.device, torch.Size, frozenset, range)
-)
+_CONSTANTS = frozenset((
+    *(NoneType, bool, int, float, complex, str, bytes, frozenset, range, type),
+    *(FunctionType, BuiltinFunctionType, MethodType, torch.dtype, torch.device, torch.Size),
+))  # fmt: skip
 _LARGE = 4096
 """Elements above which a container is remembered element by element, without a look into them."""
 _TRAINING = frozenset(("training",))
 
+Entries = Callable[[Any], tuple[Any, ...]]
+
 
 class Found:
-    """What the modules of a block held at one moment.
+    """What the modules of a block hold at one moment.
 
     Attributes:
-        holders: each module and container, with its contents; a tensor in them is a `HeldTensor`.
-        tensors, generators: those that were found, the generators with their state.
-        constant: nothing was found that can change without another object taking its place in a holder. Such a `Found`
-            may serve many forwards.
+        holders: each module and container with its contents.
+        tensors: the tensors in them, each with its path.
+        generators: the private generators in them.
+        lasting: it may serve later forwards, as long as it is `still` so. Not where a tensor with a graph was found, for
+            which `contents` have another tensor that stands for it.
     """
 
-    def __init__(self, modules: list[nn.Module], block: str, learner: TensorLearner) -> None:
-        self.modules = modules
+    def __init__(self, layout: Layout, block: str) -> None:
+        self.layout = layout
         self.holders: list[tuple[Holder, Contents]] = []
-        self.tensors: list[HeldTensor] = []
-        self.generators: list[tuple[Any, Any]] = []
+        self.tensors: list[tuple[Path, Tensor]] = []
+        self.generators: list[Any] = []
+        self.lasting = True
         self._block = block
-        self._learner = learner
-        self._copies: dict[int, Tensor] = {}
+        self._places: list[tuple[Any, Any, Tensor]] = []
         self._seen: set[int] = set()
-        self._homes = frozenset().union(*(_homes_of(type(module)) for module in modules))
-        self._containers: list[tuple[Any, Contents]] = []
-        for index, module in enumerate(modules):
+        self._homes = frozenset().union(*(_homes_of(type(module)) for module in layout.modules))
+        for module, attributes in zip(layout.modules, layout.attributes, strict=True):
             engine = type(module).__module__.startswith("transformer_engine.")
-            self._hold(Attributes(vars(module), only=_TRAINING if engine else None), (index, "attribute"))
-            if isinstance(buffers := vars(module).get("_buffers"), dict):
-                self._hold(Attributes(buffers), (index, "buffer"))
-        self.constant = not self.tensors and not self.generators
-        if self.constant:
-            self._starts = [_start_of_own(module) for module in modules]
-            self._names, self._values = self.look()
+            self._hold(Attributes(attributes, only=_TRAINING if engine else None), (id(attributes),))
+        for buffers in layout.buffers:
+            self._hold(Attributes(buffers), (id(buffers),))
+        if self.lasting:
+            self._index()
 
-    def contents(self) -> list[tuple[Holder, Contents]]:
-        """Each holder with what a recompute finds in it.
+    def still(self) -> bool:
+        """Of a lasting one: whether the same objects are in the same places."""
+        if any(self._empty):
+            return False
+        values: list[Any] = []
+        try:
+            for live, count, entries in self._full:
+                if len(live) != count:
+                    return False
+                values += entries(live)
+        except KeyError:
+            return False
+        return all(map(is_, values, self._values)) and all(same(live, was) for live, was in self._containers)
 
-        Raises:
-            ActivationCheckpointingError: a tensor that the forward left alone was written to since.
-        """
-        if not self.tensors:
-            return self.holders
-        copies: dict[int, Tensor] = {}
+    def exchange(self, substitute: Callable[[Tensor], Tensor]) -> list[tuple[Any, Any, Tensor]]:
+        """Of a lasting one that is `still` so: puts other tensors in the places of some. Returns what puts them back,
+        each a container, a key and a tensor."""
+        exchanged = [place for place in self._places if substitute(place[2]) is not place[2]]
+        for live, key, value in exchanged:
+            live[key] = substitute(value)
+        return exchanged
 
-        def as_found(value: Any) -> Any:
-            if isinstance(value, HeldTensor):
-                return value.as_found(copies, self.say)
-            return value.make(map(as_found, value.items)) if isinstance(value, _HeldTuple) else value
+    def contents(self, substitute: Callable[[Tensor], Tensor]) -> list[tuple[Holder, Contents]]:
+        """The holders, with other tensors in their contents."""
+
+        def replace(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return substitute(value)
+            return value.make(map(replace, value.items)) if isinstance(value, _Tuple) else value
 
         return [
             (
                 holder,
-                {name: as_found(value) for name, value in contents.items()}
+                {name: replace(value) for name, value in contents.items()}
                 if isinstance(contents, dict)
-                else type(contents)(map(as_found, contents)),
+                else type(contents)(map(replace, contents)),
             )
             for holder, contents in self.holders
         ]
 
-    def look(self) -> tuple[list[str], list[Any]]:
-        """The names and values of all attributes and buffers now, as fast as Python can."""
-        names: list[str] = []
-        values: list[Any] = []
-        for module, start in zip(self.modules, self._starts, strict=True):
-            attributes = module.__dict__
-            values.append(attributes.get("training"))
-            if len(attributes) > start:
-                names.extend(islice(attributes, start, None))
-                values.extend(islice(attributes.values(), start, None))
-            if buffers := attributes.get("_buffers"):
-                names.extend(buffers)
-                values.extend(buffers.values())
-        return names, values
-
-    def still(self, look: tuple[list[str], list[Any]]) -> bool:
-        """Of a constant one: whether the same objects are in the same places."""
-        names, values = look
-        return (
-            len(values) == len(self._values)
-            and all(map(is_, values, self._values))
-            and names == self._names
-            and all(same(live, contents) for live, contents in self._containers)
-        )
-
     def say(self, path: Path) -> str:
         """A place in the block, for an error."""
-        index, kind, *names = path
-        module = next(n for n, m in self.modules[0].named_modules() if m is self.modules[index])
-        place = ".".join(map(str, filter(None, (module, *names))))
-        return f"{kind} '{place}' of block '{self._block}'"
+        top, *names = path
+        holder = next(holder.live for holder, _ in self.holders if id(holder.live) == top)
+        kind = "buffer" if any(holder is buffers for buffers in self.layout.buffers) else "attribute"
+        return f"{kind} '{self.layout.place(holder, '.'.join(map(str, names)))}' of block '{self._block}'"
+
+    def _index(self) -> None:
+        """Prepares for `still`. A dictionary with as many entries as before, and with those of all names that it had,
+        has the same names."""
+        self._empty: list[dict[str, Any]] = []
+        self._full: list[tuple[dict[str, Any], int, Entries]] = []
+        self._containers: list[tuple[Any, Contents]] = []
+        self._values: list[Any] = []
+        for holder, contents in self.holders:
+            if not isinstance(holder, Attributes):
+                self._containers.append((holder.live, contents))
+            elif contents:
+                first, *others = contents
+                entries = itemgetter(first, *others, first)  # of two names at least, or it would give no tuple
+                self._full.append((holder.live, len(holder.live), entries))
+                self._values += entries(holder.live)
+            else:
+                self._empty.append(holder.live)
 
     def _hold(self, holder: Holder, path: Path) -> None:
         contents = holder.read()
         self.holders.append((holder, contents))
-        if not isinstance(holder, Attributes):
-            self._containers.append((holder.live, contents))
-            if len(contents) > _LARGE:
-                return
-        take = self._take
-        if isinstance(contents, dict):
-            for name, value in contents.items():
-                if type(value) not in _CONSTANTS:
-                    contents[name] = take(value, (*path, name))
-        elif isinstance(contents, list):
-            for index, value in enumerate(contents):
-                if type(value) not in _CONSTANTS:
-                    contents[index] = take(value, (*path, index))
+        if len(contents) > _LARGE or isinstance(contents, set):
+            return
+        pairs: Iterable[tuple[Any, Any]] = contents.items() if isinstance(contents, dict) else enumerate(contents)
+        for key, value in pairs:
+            if type(value) in _CONSTANTS:
+                continue
+            taken = contents[key] = self._take(value, (*path, key))
+            if isinstance(taken, Tensor) and taken is value:
+                self._places.append((holder.live, key, value))
 
     def _take(self, value: Any, path: Path) -> Any:
         """What is remembered of a value: itself, or what stands for it."""
         kind = type(value)
         if isinstance(value, Tensor):
-            return value if isinstance(value, nn.Parameter) or value.is_inference() else self._tensor(value, path)
+            return self._tensor(value, path)
         if isinstance(value, tuple):
             items = [self._take(item, (*path, index)) for index, item in enumerate(value)]
-            if all(map(is_, items, value)):
+            if not any(isinstance(item, (Tensor, _Tuple)) for item in items):
                 return value
-            return _HeldTuple(items, getattr(kind, "_make", kind))
+            self.lasting = False  # a tensor in it cannot be exchanged alone
+            return _Tuple(items, getattr(kind, "_make", kind))
         if id(value) in self._seen:
             return value
         if container := CONTAINERS.get(kind):
@@ -156,7 +161,7 @@ class Found:
             self._hold(container(value), path)
         elif is_generator(value):
             self._seen.add(id(value))
-            self.generators.append((value, state_of(value)))
+            self.generators.append(value)
         elif kind is SimpleNamespace or (
             kind.__module__ in self._homes
             and hasattr(value, "__dict__")
@@ -166,13 +171,19 @@ class Found:
             self._hold(Mapping(vars(value)), path)
         return value
 
-    def _tensor(self, value: Tensor, path: Path) -> HeldTensor:
-        held = self._learner.hold(value, path, self._copies)
-        self.tensors.append(held)
-        return held
+    def _tensor(self, value: Tensor, path: Path) -> Tensor:
+        if isinstance(value, nn.Parameter) or value.is_inference():
+            return value
+        if value.grad_fn is not None:
+            # Only what a recompute can use: a loss of an earlier step must not keep the graph of that step alive, and
+            # through the checkpoint regions in it those of all steps before.
+            self.lasting = False
+            value = value.detach().requires_grad_()
+        self.tensors.append((path, value))
+        return value
 
 
-class _HeldTuple:
+class _Tuple:
     """A tuple with tensors in it; `make` makes one of its kind of an iterable."""
 
     def __init__(self, items: list[Any], make: Callable[[Any], Any]) -> None:
@@ -182,13 +193,6 @@ class _HeldTuple:
 
 @cache
 def _homes_of(kind: type[nn.Module]) -> frozenset[str]:
-    """The files, by module name, that the class of a module and its bases are defined in; torch's and built-in ones
-    are not looked at."""
+    """The files, by module name, that the class of a module and its bases are defined in, but for torch's own."""
     homes = {base.__module__ for base in kind.__mro__}
     return frozenset(home for home in homes if home.partition(".")[0] not in ("torch", "builtins", "abc"))
-
-
-def _start_of_own(module: nn.Module) -> int:
-    """How many of the first attributes of a module are what every module has; 0 where these are in another order."""
-    count = len(Attributes.MACHINERY)
-    return count if tuple(islice(vars(module), count)) == Attributes.MACHINERY else 0

@@ -19,9 +19,7 @@ class Attributes:
     and its like leave (`__composable...`; Python gives a model's own `self.__name` another name) are not among them.
     """
 
-    MACHINERY = tuple(vars(nn.Module()))
-    """The attributes of every module, in their order."""
-    _NOT_STATE = frozenset(MACHINERY) - {"training"} | {"forward"}
+    _NOT_STATE = frozenset(vars(nn.Module())) - {"training"} | {"forward"}
 
     def __init__(self, live: dict[str, Any], *, only: frozenset[str] | None = None) -> None:
         self.live = live

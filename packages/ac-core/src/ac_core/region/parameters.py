@@ -4,83 +4,74 @@ Without checkpointing autograd notices a parameter that was edited between forwa
 recompute would silently use the edited one, or another one where `torch.func.functional_call` had put it in.
 """
 
-from types import TracebackType
+import sys
+from operator import is_
+from typing import NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ac_core.errors import ActivationCheckpointingError
-from ac_core.region.walk import modules_of
+from ac_core.region.layout import Layout
+
+
+class _Noted(NamedTuple):
+    layout: Layout
+    parameters: list[Tensor]
+    versions: list[int]
 
 
 class SameParameters:
-    """A context function, `() -> (forward, recompute)`, for one block: the recompute raises
-    `ActivationCheckpointingError` where a parameter is another tensor, or was written to, since the forward."""
+    """The part of a block's state that may not change. A `Part`, see `region/state.py`."""
 
-    def __init__(self, block: nn.Module, name: str) -> None:
-        self.block = block
+    def __init__(self, name: str) -> None:
         self.name = name
 
-    def __call__(self) -> tuple["_Forward", "_Recompute"]:
-        forward = _Forward(self.block)
-        return forward, _Recompute(self, forward)
+    def note(self, layout: Layout) -> _Noted:
+        parameters = [p for holder in layout.parameters for p in holder.values() if p is not None]
+        return _Noted(layout, parameters, [p._version for p in parameters])
 
-
-def _parameters(block: nn.Module) -> tuple[list[Tensor], list[int]]:
-    parameters = [
-        parameter
-        for module in modules_of(block)
-        for parameter in module._parameters.values()
-        if parameter is not None
-    ]
-    return parameters, [parameter._version for parameter in parameters]
-
-
-class _Forward:
-    def __init__(self, block: nn.Module) -> None:
-        self._block = block
-        self.parameters: list[Tensor] = []
-        self.versions: list[int] = []
-
-    def __enter__(self) -> None:
-        self.parameters, self.versions = _parameters(self._block)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def settle(self, _noted: _Noted, _failed: bool) -> None:
         pass
 
+    def restore(self, noted: _Noted) -> None:
+        """Restores nothing.
 
-class _Recompute:
-    def __init__(self, same: SameParameters, forward: _Forward) -> None:
-        self._same = same
-        self._forward = forward
+        Raises:
+            ActivationCheckpointingError: a parameter is another tensor, or was written to, since the forward.
+        """
+        _, parameters, versions = self.note(noted.layout)
+        same = versions == noted.versions and all(map(is_, parameters, noted.parameters))
+        if not same or not noted.layout.serves(noted.layout.modules):
+            self._refuse(noted)
 
-    def __enter__(self) -> None:
-        parameters, versions = _parameters(self._same.block)
-        if versions != self._forward.versions or any(
-            now is not was for now, was in zip(parameters, self._forward.parameters, strict=True)
-        ):
-            self._refuse(parameters)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def release(self, _noted: _Noted, _taken: None) -> None:
         pass
 
-    def _refuse(self, parameters: list[Tensor]) -> None:
-        was = self._forward.parameters
-        if len(parameters) != len(was):
-            what = f"the parameters of block '{self._same.name}' are {len(parameters)} and were {len(was)} in"
-        else:
-            index = next(
-                i
-                for i, (p, before) in enumerate(zip(parameters, was, strict=True))
-                if p is not before or p._version != self._forward.versions[i]
+    def _refuse(self, noted: _Noted) -> None:
+        layout, parameters, versions = noted
+        now = [(h, name, p) for h in layout.parameters for name, p in h.items() if p is not None]
+        elsewhere = _sharded_inside(layout)
+        what = None
+        if not layout.serves(layout.modules) or len(now) != len(parameters):
+            what = f"block '{self.name}' has gained or lost a parameter"
+        for (holder, name, parameter), was, version in zip(now, parameters, versions, strict=False):
+            if (parameter is not was or parameter._version != version) and id(holder) not in elsewhere:
+                how = "is another tensor" if parameter is not was else "was modified in place"
+                what = f"parameter '{layout.place(holder, name)}' of block '{self.name}' {how}"
+                break
+        if what is not None:
+            raise ActivationCheckpointingError(
+                f"{what} since the forward, so the recompute would give gradients of another function; run backward "
+                "before the optimizer's step, and inside the same torch.func.functional_call as the forward"
             )
-            names = {id(p): name for name, p in self._same.block.named_parameters()}
-            how = "is another tensor since" if parameters[index] is not was[index] else "was modified in place since"
-            what = f"parameter '{names[id(parameters[index])]}' of block '{self._same.name}' {how}"
-        raise ActivationCheckpointingError(
-            f"{what} the forward, so the recompute would give gradients of another function; run backward before the "
-            "optimizer's step, and inside the same torch.func.functional_call as the forward"
-        )
+
+
+def _sharded_inside(layout: Layout) -> set[int]:
+    """The `id`s of the parameter dictionaries that FSDP exchanges inside the block, gathered and sharded parameters in
+    turn. A block that is a unit itself has its own gathered whenever it runs."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return set()
+    units = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
+    inner = [module for module in layout.modules[1:] if isinstance(module, units)]
+    return {id(module._parameters) for unit in inner for module in unit.modules()}

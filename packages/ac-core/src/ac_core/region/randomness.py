@@ -10,13 +10,12 @@ import random
 import sys
 from collections.abc import Callable
 from functools import cache
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from ac_core.region.walk import modules_of
+from ac_core.region.layout import Layout
 
 
 class Source(NamedTuple):
@@ -26,25 +25,45 @@ class Source(NamedTuple):
     write: Callable[[Any], None]
 
 
+_State = tuple[Source, Any]
+
+
 class ReplayedRandomness:
-    """A context function, `() -> (forward, recompute)`, for one block.
+    """The part of a block's state that is in shared generators. A `Part`, see `region/state.py`.
 
     Python's and NumPy's generators are watched for a block whose own code can name them, by an import in the file of
     one of its classes: reading their state takes longer than everything else that is kept.
     """
 
-    def __init__(self, block: nn.Module) -> None:
-        self.block = block
-        self.host = sorted(set().union(*(_named_in_files_of(type(module)) for module in modules_of(block))))
+    def __init__(self) -> None:
+        self._modules: list[nn.Module] = []
+        self._host: list[Source] = []
 
-    def __call__(self) -> tuple["_Forward", "_Recompute"]:
-        forward = _Forward(self)
-        return forward, _Recompute(forward)
+    def note(self, layout: Layout) -> list[_State]:
+        return [(source, source.read()) for source in self._sources(layout)]
 
-    def sources(self) -> list[Source]:
-        devices = {p.device for m in modules_of(self.block) for p in m._parameters.values() if p is not None}
-        sources = [source for device in devices if (source := _of_device(device)) is not None]
-        return sources + [_HOST[name]() for name in self.host]
+    def settle(self, noted: list[_State], _failed: bool) -> None:
+        noted[:] = [(source, state) for source, state in noted if source.read() != state]
+
+    def restore(self, noted: list[_State]) -> list[_State]:
+        live = [(source, source.read()) for source, _ in noted]
+        _write(noted)
+        return live
+
+    def release(self, _noted: list[_State], taken: list[_State]) -> None:
+        _write(taken)
+
+    def _sources(self, layout: Layout) -> list[Source]:
+        if layout.modules is not self._modules:
+            names = frozenset().union(*(_named_in_files_of(type(module)) for module in layout.modules))
+            self._modules, self._host = layout.modules, [_HOST[name] for name in sorted(names)]
+        devices = {p.device for holder in layout.parameters for p in holder.values() if p is not None}
+        return self._host + [source for device in devices if (source := _of_device(device)) is not None]
+
+
+def _write(states: list[_State]) -> None:
+    for source, state in states:
+        source.write(state)
 
 
 def _of_device(device: torch.device) -> Source | None:
@@ -68,25 +87,18 @@ class _Bytes:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _pythons() -> Source:
-    return Source(random.getstate, random.setstate)
+def _read_numpy() -> tuple[Any, ...]:
+    name, keys, *rest = sys.modules["numpy"].random.get_state()
+    return (name, keys.tobytes(), *rest)
 
 
-def _numpys() -> Source:
+def _write_numpy(state: tuple[Any, ...]) -> None:
     numpy = sys.modules["numpy"]
-
-    def read() -> tuple[Any, ...]:
-        name, keys, *rest = numpy.random.get_state()
-        return (name, keys.tobytes(), *rest)
-
-    def write(state: tuple[Any, ...]) -> None:
-        name, keys, *rest = state
-        numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), *rest))
-
-    return Source(read, write)
+    name, keys, *rest = state
+    numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), *rest))
 
 
-_HOST = {"numpy": _numpys, "random": _pythons}
+_HOST = {"numpy": Source(_read_numpy, _write_numpy), "random": Source(random.getstate, random.setstate)}
 
 
 @cache
@@ -102,39 +114,3 @@ def _named_in_files_of(kind: type[nn.Module]) -> frozenset[str]:
         if any(v is numpy or v is numpy.random or getattr(v, "__self__", None) is shared for v in names):
             found.add("numpy")
     return frozenset(found)
-
-
-class _Forward:
-    def __init__(self, replayed: ReplayedRandomness) -> None:
-        self._replayed = replayed
-        self._noted: list[tuple[Source, Any]] = []
-        self.advanced: list[tuple[Source, Any]] = []
-
-    def __enter__(self) -> None:
-        self._noted = [(source, source.read()) for source in self._replayed.sources()]
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        noted, self._noted = self._noted, []
-        self.advanced = [(source, state) for source, state in noted if source.read() != state]
-
-
-class _Recompute:
-    """May be entered again, for a second backward."""
-
-    def __init__(self, forward: _Forward) -> None:
-        self._forward = forward
-        self._live: list[list[tuple[Source, Any]]] = []
-
-    def __enter__(self) -> None:
-        advanced = self._forward.advanced
-        self._live.append([(source, source.read()) for source, _ in advanced])
-        for source, state in advanced:
-            source.write(state)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for source, state in self._live.pop():
-            source.write(state)

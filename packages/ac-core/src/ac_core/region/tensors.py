@@ -20,39 +20,36 @@ Path = tuple[Any, ...]
 
 
 class HeldTensor:
-    """A tensor as a forward found it. Stands for the tensor in what is remembered of its holder."""
+    """A tensor before a forward."""
 
-    def __init__(self, value: Tensor, path: Path, copy: Tensor | None, always: bool) -> None:
-        # Only what a recompute can use: a loss of an earlier step must not keep the graph of that step, and through
-        # the checkpoint regions in it those of all steps before, alive.
-        self.value = value if value.grad_fn is None else value.detach().requires_grad_()
+    def __init__(self, value: Tensor, path: Path, *, copied: bool) -> None:
+        self.value = value
         self.path = path
         self.version = value._version
-        self.copy = copy
-        self.always = always
+        self.always = value.dim() <= 1 and value.numel() <= _SMALL
+        self.copy = _copy(value) if copied or self.always else None
 
     @property
     def written(self) -> bool:
         return self.value._version != self.version
 
-    def as_found(self, copies: dict[int, Tensor], say: Callable[[Path], str]) -> Tensor:
-        """What a recompute finds in this tensor's place; `copies` are those of this recompute.
+    def as_found(self, say: Callable[[Path], str]) -> Tensor:
+        """What a recompute finds in its place.
 
-        Whole tensors are exchanged rather than values copied: an in-place write would count as a change of what the
-        graph has saved.
+        Another tensor where the forward may have written to it: copying the old values back would count as a change of
+        what the graph has saved.
+
+        Raises:
+            ActivationCheckpointingError: it was not written to in the forward, and was since.
         """
         if self.copy is not None:
-            return copies.setdefault(id(self.copy), _copy(self.copy))
+            return _copy(self.copy)
         if self.written:
             raise ActivationCheckpointingError(
                 f"{say(self.path)} was modified in place since the forward, so the recompute would give gradients of "
                 "another function; run backward before it is modified"
             )
         return self.value
-
-
-def _copy(value: Tensor) -> Tensor:
-    return value.detach().clone().requires_grad_(value.requires_grad)
 
 
 class TensorLearner:
@@ -64,29 +61,36 @@ class TensorLearner:
     """
 
     def __init__(self) -> None:
-        self.written: frozenset[Path] | None = None
+        self._written: frozenset[Path] | None = None
 
-    def hold(self, value: Tensor, path: Path, copies: dict[int, Tensor]) -> HeldTensor:
-        """`value` before a forward; `copies` are those of this forward, so that one tensor in two places stays one."""
-        always = value.dim() <= 1 and value.numel() <= _SMALL
-        copy = None
-        if always or self.written is None or path in self.written:
-            copy = copies.setdefault(id(value), _copy(value))
-        return HeldTensor(value, path, copy, always)
+    def hold(self, tensors: list[tuple[Path, Tensor]]) -> dict[int, HeldTensor]:
+        """The tensors by their `id`: one that is found in two places stays one."""
+        held: dict[int, HeldTensor] = {}
+        for path, value in tensors:
+            if id(value) not in held:
+                copied = self._written is None or path in self._written
+                held[id(value)] = HeldTensor(value, path, copied=copied)
+        return held
 
-    def settle(self, held: list[HeldTensor], say: Callable[[Path], str], *, failed: bool) -> None:
-        """After a forward: learn what it wrote, and let the copies of all other tensors go."""
-        written = frozenset(tensor.path for tensor in held if tensor.written)
-        unknown = [tensor for tensor in held if tensor.written and tensor.copy is None]
-        for tensor in held:
-            if not (tensor.written or tensor.always):
+    def settle(self, held: dict[int, HeldTensor], say: Callable[[Path], str], *, failed: bool) -> None:
+        """After a forward: learns what it wrote, and lets the copies of all other tensors go.
+
+        Raises:
+            ActivationCheckpointingError: a tensor was written that was not copied before.
+        """
+        written = [tensor for tensor in held.values() if tensor.written]
+        unknown = next((tensor for tensor in written if tensor.copy is None), None)
+        for tensor in held.values():
+            if not (tensor.always or tensor.written):
                 tensor.copy = None
-        if unknown:
-            self.written = (self.written or frozenset()) | written
-            if not failed:
-                raise ActivationCheckpointingError(
-                    f"{say(unknown[0].path)} was changed in place in this forward and not in the first, so its value "
-                    "before is not known and a recompute could differ; run the step again, or leave the block out"
-                )
-        elif self.written is None and not failed:
-            self.written = written
+        if not failed or unknown is not None:
+            self._written = (self._written or frozenset()) | {tensor.path for tensor in written}
+        if unknown is not None and not failed:
+            raise ActivationCheckpointingError(
+                f"{say(unknown.path)} was changed in place in this forward and not in the first, so its value before is "
+                "not known and a recompute could differ; run the step again, or leave the block out"
+            )
+
+
+def _copy(value: Tensor) -> Tensor:
+    return value.detach().clone().requires_grad_(value.requires_grad)
