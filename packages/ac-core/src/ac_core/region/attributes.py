@@ -8,11 +8,8 @@ forward's, with the forward's graph.
 
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
-from ac_core.region.found import Found
+from ac_core.region.found import Found, Undo
 from ac_core.region.generators import set_state, state_of
-from ac_core.region.holders import Contents, Holder, same
 from ac_core.region.layout import Layout
 from ac_core.region.tensors import HeldTensor, TensorLearner
 
@@ -24,10 +21,7 @@ class _Noted(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    """What a recompute has replaced: contents of holders, or tensors alone; and the states of generators."""
-
-    holders: list[tuple[Holder, Contents]]
-    tensors: list[tuple[Any, Any, Tensor]]
+    undo: Undo
     generators: list[tuple[Any, Any]]
 
 
@@ -71,30 +65,13 @@ class KeptAttributes:
     def restore(self, noted: _Noted) -> _Taken:
         found, held, generators = noted
         substitutes = {key: tensor.as_found(found.say) for key, tensor in held.items()}
-
-        def substitute(value: Tensor) -> Tensor:
-            return substitutes.get(id(value), value)
-
-        live = [(generator, state_of(generator)) for generator, _ in generators]
-        if found.lasting and found.still():
-            taken = _Taken(found.holders, found.exchange(substitute) if held else [], live)
-        else:
-            taken = _Taken([(holder, holder.read()) for holder, _ in found.holders], [], live)
-            _put(found.contents(substitute))
+        undo = found.put_in(lambda tensor: substitutes.get(id(tensor), tensor))
+        taken = _Taken(undo, [(generator, state_of(generator)) for generator, _ in generators])
         for generator, state in generators:
             set_state(generator, state)
         return taken
 
     def release(self, noted: _Noted, taken: _Taken) -> None:
-        for container, key, value in taken.tensors:
-            container[key] = value
-        if taken.holders is not noted.found.holders or not noted.found.still():
-            _put(taken.holders)
+        noted.found.take_out(taken.undo)
         for generator, state in taken.generators:
             set_state(generator, state)
-
-
-def _put(holders: list[tuple[Holder, Contents]]) -> None:
-    for holder, contents in holders:
-        if not same(holder.read(), contents):
-            holder.write(contents)

@@ -1,11 +1,11 @@
-"""What holds the state of a block, seen alike: something whose contents can be read, compared and put back.
-
-Contents are exchanged inside the same object, so that whoever else refers to it sees the exchange as well.
-"""
+"""What holds the state of a block: the attributes and buffers of modules, and containers and objects in them."""
 
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from functools import partial
 from operator import is_
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -29,9 +29,7 @@ class Attributes:
         if self.only is not None:
             return {name: self.live[name] for name in self.only if name in self.live}
         not_state = self._NOT_STATE
-        return {
-            name: value for name, value in self.live.items() if name not in not_state and not name.startswith("__")
-        }
+        return {name: value for name, value in self.live.items() if name not in not_state and not name.startswith("__")}
 
     def write(self, contents: dict[str, Any]) -> None:
         names = list(self.read())
@@ -41,64 +39,65 @@ class Attributes:
         self.live.update(contents)
 
 
-class Mapping:
-    """A dict of any built-in kind, or the attributes of an object."""
+class Access(NamedTuple):
+    """How the contents of a kind of container are read and replaced, and how an empty one like another is made."""
 
-    def __init__(self, live: dict[Any, Any]) -> None:
-        self.live = live
-
-    def read(self) -> dict[Any, Any]:
-        return dict(self.live)
-
-    def write(self, contents: dict[Any, Any]) -> None:
-        self.live.clear()
-        self.live.update(contents)
+    read: Callable[[Any], Contents]
+    write: Callable[[Any, Contents], None]
+    empty_like: Callable[[Any], Callable[[], Any]]
 
 
-class Sequence:
-    """A list or a deque."""
-
-    def __init__(self, live: list[Any] | deque[Any]) -> None:
-        self.live = live
-
-    def read(self) -> list[Any]:
-        return list(self.live)
-
-    def write(self, contents: list[Any]) -> None:
-        self.live.clear()
-        self.live.extend(contents)
+def _replace_entries(live: Any, contents: Contents) -> None:
+    live.clear()
+    live.update(contents)
 
 
-class Set:
-    """A set."""
-
-    def __init__(self, live: set[Any]) -> None:
-        self.live = live
-
-    def read(self) -> set[Any]:
-        return set(self.live)
-
-    def write(self, contents: set[Any]) -> None:
-        self.live.clear()
-        self.live.update(contents)
+def _replace_elements(live: Any, contents: Contents) -> None:
+    live.clear()
+    live.extend(contents)
 
 
-Holder = Attributes | Mapping | Sequence | Set
-
-CONTAINERS: dict[type, type[Mapping] | type[Sequence] | type[Set]] = {
-    **dict.fromkeys((dict, OrderedDict, defaultdict, Counter), Mapping),
-    **dict.fromkeys((list, deque), Sequence),
-    set: Set,
+_dicts = Access(dict, _replace_entries, type)
+OBJECTS = Access(
+    lambda live: dict(vars(live)),
+    lambda live, contents: _replace_entries(vars(live), contents),
+    lambda live: partial(object.__new__, type(live)),
+)
+"""Objects by their attributes."""
+CONTAINERS: dict[type, Access] = {
+    **dict.fromkeys((dict, OrderedDict, Counter), _dicts),
+    defaultdict: Access(dict, _replace_entries, lambda live: partial(defaultdict, live.default_factory)),
+    list: Access(list, _replace_elements, type),
+    deque: Access(list, _replace_elements, lambda live: partial(deque, maxlen=live.maxlen)),
+    set: Access(set, _replace_entries, type),
+    SimpleNamespace: OBJECTS,
 }
 """The containers whose contents are state. Subclasses of one's own, with ideas about what may be put in, are not."""
 
 
-def same(left: Any, right: Contents) -> bool:
-    """Whether a container, or its contents, holds the very same objects in the same order as `right`."""
+class HeldContainer:
+    """A container or an object as it was found.
+
+    It is known by its `id` and not kept alive: a forward may put a tensor into it whose graph holds the region that
+    holds this, and no collector finds a cycle through a graph. Where it is no longer in its place, or another one has
+    its `id`, an equal one does.
+    """
+
+    def __init__(self, live: Any, access: Access) -> None:
+        self.access = access
+        self.contents = access.read(live)
+        self.empty = access.empty_like(live)
+        self._id = id(live)
+        self._kind = type(live)
+
+    def is_(self, value: Any) -> bool:
+        return id(value) == self._id and type(value) is self._kind
+
+
+def same(left: Contents, right: Contents) -> bool:
+    """Whether two contents hold the very same objects in the same order."""
     if len(left) != len(right):
         return False
-    if isinstance(right, dict):
+    if isinstance(left, dict) and isinstance(right, dict):
         return all(map(is_, left, right)) and all(map(is_, left.values(), right.values()))
-    if isinstance(right, list):
-        return all(map(is_, left, right))
-    return left == right
+    return left == right if isinstance(left, set) else all(map(is_, left, right))

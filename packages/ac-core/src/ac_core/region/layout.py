@@ -47,7 +47,5 @@ def modules_of(block: nn.Module) -> list[nn.Module]:
     """`block` and every module inside it."""
     found = [block]
     for module in found:  # grows while it is walked
-        for child in module._modules.values():
-            if child is not None:
-                found.append(child)
+        found.extend([child for child in module._modules.values() if child is not None])
     return found

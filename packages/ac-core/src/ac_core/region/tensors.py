@@ -87,8 +87,8 @@ class TensorLearner:
             self._written = (self._written or frozenset()) | {tensor.path for tensor in written}
         if unknown is not None and not failed:
             raise ActivationCheckpointingError(
-                f"{say(unknown.path)} was changed in place in this forward and not in the first, so its value before is "
-                "not known and a recompute could differ; run the step again, or leave the block out"
+                f"{say(unknown.path)} was changed in place in this forward and not in the first, so its value before "
+                "is not known and a recompute could differ; run the step again, or leave the block out"
             )
 
 
