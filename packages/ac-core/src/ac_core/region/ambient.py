@@ -5,11 +5,13 @@ in its old place when the backward recomputes. So each forward notes the switche
 recompute sets those that have changed, for as long as it runs.
 
 Noted is what can choose another kernel or change a number. Left out are cuBLAS's reduced-precision reductions and the
-choice of BLAS and linear-algebra libraries, which are set once a run, and flush-denormal, which cannot be read.
+choice of BLAS and linear-algebra libraries, which are set once a run; flush-denormal, which cannot be read; FP8 of
+Transformer Engine, which has contexts of its own for checkpointing.
 """
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,12 +35,10 @@ def _precisions() -> tuple[str, ...]:
 
 
 def _set_precisions(wanted: tuple[str, ...]) -> None:
-    # Over the older setting first, where that can say it: while the two contradict each other, reading the older one
-    # raises, and code in the block may read it.
-    names = {("tf32", "bf16"): "medium", ("tf32", "tf32"): "high", ("none", "none"): "highest"}
-    older = names.get(tuple("none" if precision == "ieee" else precision for precision in wanted[:2]))
-    if older is not None:
-        torch.set_float32_matmul_precision(older)
+    # Over the older setting first: while the two contradict each other, reading the older one raises, and code in the
+    # block may read it.
+    older = {("tf32", "bf16"): "medium"}.get(wanted[:2], "high" if wanted[0] == "tf32" else "highest")
+    torch.set_float32_matmul_precision(older)
     for place, precision in zip(_PRECISIONS, wanted, strict=True):
         place.fp32_precision = "none"  # as `torch.backends.fp32_precision` says
         if place.fp32_precision != precision:
@@ -62,7 +62,7 @@ def _set_autocast(wanted: tuple[torch.dtype | None, ...]) -> None:
 
 
 def _attribute(place: Any, name: str) -> _Switch:
-    return lambda: getattr(place, name), lambda value: setattr(place, name, value)
+    return partial(getattr, place, name), partial(setattr, place, name)
 
 
 def _private(getter: str, setter: str) -> list[_Switch]:
@@ -105,7 +105,7 @@ def _set(wanted: list[Any], now: list[Any]) -> None:
 
 _ENGINES = (
     "transformer_engine.pytorch.attention.dot_product_attention.dot_product_attention",
-    "transformer_engine.pytorch.attention",  # before version 2.3
+    "transformer_engine.pytorch.attention",  # in older versions
 )
 
 

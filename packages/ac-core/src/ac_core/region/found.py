@@ -63,7 +63,7 @@ class Found:
         self._seen: dict[int, HeldContainer] = {}
         self._homes = frozenset().union(*(_homes_of(type(module)) for module in layout.modules))
         holders = [
-            Attributes(live, only=_TRAINING if type(module).__module__.startswith("transformer_engine.") else None)
+            Attributes(live, only=_TRAINING if _keeps_records(type(module)) else None)
             for module, live in zip(layout.modules, layout.attributes, strict=True)
         ]
         holders += map(Attributes, layout.buffers)
@@ -182,6 +182,8 @@ class Found:
             return seen
         held = self._seen[id(value)] = HeldContainer(value, access)
         self._look_into(held.contents, path)
+        values = held.contents.values() if isinstance(held.contents, dict) else held.contents
+        held.nested = any(type(each) is HeldContainer for each in values)
         return held
 
     def _tensor(self, value: Tensor, path: Path) -> Tensor:
@@ -239,16 +241,22 @@ def _still(value: Any, held: HeldContainer) -> bool:
     """Whether a container is the one that was found and holds what it held."""
     if not held.is_(value):
         return False
-    now, was = held.access.read(value), held.contents
-    if len(now) != len(was):
+    view, was = held.access.view(value), held.contents
+    if not held.nested:
+        return same(view, was)
+    if len(view) != len(was):
         return False
-    if isinstance(now, set) or isinstance(was, set):
-        return now == was
-    if isinstance(now, dict) and isinstance(was, dict):
-        if not all(map(is_, now, was)):
+    if isinstance(was, dict):
+        if not all(map(is_, view, was)):
             return False
-        now, was = list(now.values()), list(was.values())
-    return all(_still(n, w) if type(w) is HeldContainer else n is w for n, w in zip(now, was, strict=True))
+        view, was = view.values(), list(was.values())
+    return all(_still(n, w) if type(w) is HeldContainer else n is w for n, w in zip(view, was, strict=True))
+
+
+@cache
+def _keeps_records(kind: type[nn.Module]) -> bool:
+    """Whether a class is Transformer Engine's or made of one, as `fully_shard` makes them."""
+    return any(base.__module__.startswith("transformer_engine.") for base in kind.__mro__)
 
 
 @cache

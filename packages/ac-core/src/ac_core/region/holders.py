@@ -40,36 +40,44 @@ class Attributes:
 
 
 class Access(NamedTuple):
-    """How the contents of a kind of container are read and replaced, and how an empty one like another is made."""
+    """How a kind of container is dealt with: what shows its contents, how they are copied and replaced, and how an
+    empty one like another is made."""
 
-    read: Callable[[Any], Contents]
-    write: Callable[[Any, Contents], None]
+    view: Callable[[Any], Any]
+    copy: Callable[[Any], Contents]
+    replace: Callable[[Any, Contents], None]
     empty_like: Callable[[Any], Callable[[], Any]]
 
+    def read(self, live: Any) -> Contents:
+        return self.copy(self.view(live))
 
-def _replace_entries(live: Any, contents: Contents) -> None:
-    live.clear()
-    live.update(contents)
-
-
-def _replace_elements(live: Any, contents: Contents) -> None:
-    live.clear()
-    live.extend(contents)
+    def write(self, live: Any, contents: Contents) -> None:
+        self.replace(self.view(live), contents)
 
 
-_dicts = Access(dict, _replace_entries, type)
-OBJECTS = Access(
-    lambda live: dict(vars(live)),
-    lambda live, contents: _replace_entries(vars(live), contents),
-    lambda live: partial(object.__new__, type(live)),
-)
+def _itself(live: Any) -> Any:
+    return live
+
+
+def _replace_entries(view: Any, contents: Contents) -> None:
+    view.clear()
+    view.update(contents)
+
+
+def _replace_elements(view: Any, contents: Contents) -> None:
+    view.clear()
+    view.extend(contents)
+
+
+_dicts = Access(_itself, dict, _replace_entries, type)
+OBJECTS = Access(vars, dict, _replace_entries, lambda live: partial(object.__new__, type(live)))
 """Objects by their attributes."""
 CONTAINERS: dict[type, Access] = {
     **dict.fromkeys((dict, OrderedDict, Counter), _dicts),
-    defaultdict: Access(dict, _replace_entries, lambda live: partial(defaultdict, live.default_factory)),
-    list: Access(list, _replace_elements, type),
-    deque: Access(list, _replace_elements, lambda live: partial(deque, maxlen=live.maxlen)),
-    set: Access(set, _replace_entries, type),
+    defaultdict: _dicts._replace(empty_like=lambda live: partial(defaultdict, live.default_factory)),
+    list: Access(_itself, list, _replace_elements, type),
+    deque: Access(_itself, list, _replace_elements, lambda live: partial(deque, maxlen=live.maxlen)),
+    set: Access(_itself, set, _replace_entries, type),
     SimpleNamespace: OBJECTS,
 }
 """The containers whose contents are state. Subclasses of one's own, with ideas about what may be put in, are not."""
@@ -87,6 +95,7 @@ class HeldContainer:
         self.access = access
         self.contents = access.read(live)
         self.empty = access.empty_like(live)
+        self.nested = False  # whether there are others in it
         self._id = id(live)
         self._kind = type(live)
 
@@ -94,10 +103,10 @@ class HeldContainer:
         return id(value) == self._id and type(value) is self._kind
 
 
-def same(left: Contents, right: Contents) -> bool:
-    """Whether two contents hold the very same objects in the same order."""
+def same(left: Any, right: Contents) -> bool:
+    """Whether a view or contents on the left hold the very same objects in the same order as contents do."""
     if len(left) != len(right):
         return False
-    if isinstance(left, dict) and isinstance(right, dict):
+    if type(right) is dict:
         return all(map(is_, left, right)) and all(map(is_, left.values(), right.values()))
-    return left == right if isinstance(left, set) else all(map(is_, left, right))
+    return left == right if type(right) is set else all(map(is_, left, right))

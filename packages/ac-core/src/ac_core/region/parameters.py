@@ -51,14 +51,18 @@ class SameParameters:
         layout, parameters, versions = noted
         now = [(h, name, p) for h in layout.parameters for name, p in h.items() if p is not None]
         elsewhere = _sharded_inside(layout)
-        what = None
         if not layout.serves(layout.modules) or len(now) != len(parameters):
             what = f"block '{self.name}' has gained or lost a parameter"
-        for (holder, name, parameter), was, version in zip(now, parameters, versions, strict=False):
-            if (parameter is not was or parameter._version != version) and id(holder) not in elsewhere:
-                how = "is another tensor" if parameter is not was else "was modified in place"
-                what = f"parameter '{layout.place(holder, name)}' of block '{self.name}' {how}"
-                break
+        else:
+            what = next(
+                (
+                    f"parameter '{layout.place(holder, name)}' of block '{self.name}' "
+                    + ("is another tensor" if parameter is not was else "was modified in place")
+                    for (holder, name, parameter), was, version in zip(now, parameters, versions, strict=True)
+                    if (parameter is not was or parameter._version != version) and id(holder) not in elsewhere
+                ),
+                None,
+            )
         if what is not None:
             raise ActivationCheckpointingError(
                 f"{what} since the forward, so the recompute would give gradients of another function; run backward "
