@@ -11,10 +11,10 @@ from ac_core.config import ActivationCheckpointingConfig, PolicyName, Scope
 from ac_core.discovery.blocks import BlockChoice, find_blocks
 from ac_core.errors import ActivationCheckpointingError
 from ac_core.proof.trace import trace_if_asked
-from ac_core.region.buffers import KeptBuffers
 from ac_core.region.cache import turn_cache_off, turn_cache_on
 from ac_core.region.contexts import ComposedContextFn, ContextFn
 from ac_core.region.forward import CheckpointedForward, checkpointed_forwards
+from ac_core.region.state import state_contexts
 from ac_core.report import Report, group_blocks
 from ac_core.selective.policy import select_calls
 from ac_core.selective.sites import detach_sites
@@ -84,7 +84,8 @@ def apply_activation_checkpointing(
             block=region.block.module,
             preserve_rng_state=config.preserve_rng_state,
             early_stop=config.early_stop,
-            context_fn=_compose([*_state(region.module, region.name), *callers, *chosen]),
+            state_fn=ComposedContextFn(state_contexts(region.module, region.name)),
+            context_fn=_compose([*callers, *chosen]),
             compiled_context_fn=_compose([*callers, *([] if selective is None else [selective.compiled])]),
         )
     notes = []
@@ -120,13 +121,6 @@ def _context_fns(context_fn: ContextFn | Iterable[ContextFn] | None) -> list[Con
         if not callable(function):
             raise TypeError(f"context_fn: {function!r} is not callable")
     return several
-
-
-def _state(module: nn.Module, name: str) -> list[ContextFn]:
-    """What keeps the state of a block right: outside of everything else that is entered around its runs."""
-    if any(True for _ in module.buffers()) or any(None in m._buffers.values() for m in module.modules()):
-        return [KeptBuffers(module, name)]
-    return []
 
 
 def _compose(several: list[ContextFn]) -> ContextFn | None:

@@ -47,6 +47,24 @@ def test_the_compiler_keeps_what_the_policy_says(decoder, train_step, saved_byte
     assert saved["full"] < saved["selective"] < saved["none"]
 
 
+@pytest.mark.parametrize("policy", ["full", "selective"])
+def test_a_compiled_block_is_one_graph_with_its_region_in_it(decoder, policy):
+    torch._dynamo.reset()
+    regions = []
+
+    def backend(graph, _inputs):
+        regions.append(["activation_checkpoint" in str(node.target) for node in graph.graph.nodes].count(True))
+        return graph
+
+    model = decoder()
+    ac_core.apply_activation_checkpointing(model, policy)
+    for layer in model.layers:
+        layer.compile(backend=backend, fullgraph=True)
+    model(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
+    assert regions
+    assert set(regions) == {1}
+
+
 def compiled_forward(model):
     model.layers[1].forward = torch.compile(model.layers[1].forward, backend=BACKEND)
     return "layers.1"

@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from ac_core.selective import context
 from ac_core.selective.families import kind_of
 from ac_core.selective.plan import FORWARD, SaveRule
 
@@ -16,7 +17,7 @@ def test_the_default_keeps_attention_as_one_call_and_part_of_the_matmuls(decoder
         train_step(model)
     plans = [plan_of(model, index) for index in range(4)]
     assert all(plan.decision.modules == {"attention"} for plan in plans)
-    assert [names(plan) for plan in plans] == [set(), {"mlp.gate"}, {"mlp.gate"}, set()]
+    assert [names(plan) for plan in plans] == [set(), set(), set(), {"mlp.gate"}]
 
 
 def test_an_output_that_nobody_needs_is_learnt(decoder, selective, plan_of, train_step):
@@ -38,15 +39,17 @@ def test_eager_attention_is_not_kept_as_one_call(decoder, selective, plan_of, tr
     assert plan_of(model, 1).decision.modules == frozenset()  # its probabilities are the square of the sequence
 
 
-def test_attention_that_turns_out_not_to_be_fused_is_kept_in_one_block_of_the_first_step_at_most(decoder, selective):
+def test_attention_that_is_not_fused_after_all_is_kept_once_at_most(decoder, selective, monkeypatch):
     # With dropout the CPU runs it as matmuls. 128 tokens and heads of 8: the probabilities are 16 times the output.
-    model = selective(decoder(dropout=0.1))
-    kept = []
-    for layer in model.layers:
-        call = layer.forward.context_fn
-        layer.forward.context_fn = lambda call=call: kept.append(call()) or kept[-1]
-    model(torch.zeros(1, 128, dtype=torch.long)).sum()
-    regions = [forward._region for forward, _ in kept]
+    regions = []
+
+    class Watched(context.Region):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            regions.append(self)
+
+    monkeypatch.setattr(context, "Region", Watched)
+    selective(decoder(dropout=0.1))(torch.zeros(1, 128, dtype=torch.long))
     assert [any("scaled_dot" in what for _, what, _ in region.kept) for region in regions] == [True, *[False] * 3]
 
 
@@ -101,7 +104,7 @@ def test_fewer_ops_run_and_fewer_bytes_are_saved(decoder, selective, train_step,
     mm = {name: ops.count("mm") for name, ops in counts.items()}
     assert [ops.count("attention") for ops in counts.values()] == [4, 8, 4]
     assert mm["full"] - mm["none"] == 4 * 6  # all but the down projection
-    assert mm["ours"] - mm["none"] == 4 * 2 - 2  # gate and up, two gates kept
+    assert mm["ours"] - mm["none"] == 4 * 2 - 1  # gate and up, one gate kept
     assert saved_bytes(full) < saved_bytes(model) < 0.6 * saved_bytes(plain)
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.compiler import is_compiling
 from torch.utils import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import CheckpointError
 
@@ -58,12 +57,6 @@ def _frame_being_run() -> Any | None:
             if type(cell.cell_contents) is TORCH_FRAME:
                 return cell.cell_contents
     return None
-
-
-def is_traced() -> bool:
-    """Is this call being traced rather than run? `torch.compile` and `make_fx` can trace a checkpoint only without a
-    context function, and no recompute happens in Python then."""
-    return is_compiling() or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
 
 
 def _switch(value: str | None) -> bool:

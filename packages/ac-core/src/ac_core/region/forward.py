@@ -2,18 +2,18 @@
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
 from torch import Tensor, cuda, equal, get_rng_state, is_grad_enabled, nn
-from torch.compiler import is_compiling
 from torch.utils.checkpoint import checkpoint
 
 from ac_core.errors import ActivationCheckpointingError
-from ac_core.mismatch.guard import MismatchGuard, is_traced
+from ac_core.mismatch.guard import MismatchGuard
 from ac_core.region.cache import is_cache, only_reads_cache
-from ac_core.region.contexts import ContextFn
+from ac_core.region.contexts import ComposedContextFn, ContextFn
+from ac_core.region.tracing import is_traced, never_compiled_alone
 from ac_core.region.watch import watched, watching
 from ac_core.trainability import needs_gradient
 
@@ -43,6 +43,7 @@ class CheckpointedForward:
         block: nn.Module | None = None,
         preserve_rng_state: bool,
         early_stop: bool,
+        state_fn: ContextFn,
         context_fn: ContextFn | None,
         compiled_context_fn: ContextFn | None,
     ) -> None:
@@ -54,6 +55,8 @@ class CheckpointedForward:
         self.context_fn = context_fn
         self.compiled_context_fn = compiled_context_fn
         self._mismatch_guard = MismatchGuard(module, name)
+        self.state_fn = state_fn
+        self._state_and_context_fn = ComposedContextFn([state_fn] if context_fn is None else [state_fn, context_fn])
         self.enabled = True
         self.replaced = module.__dict__.get("forward")  # an instance's own forward, put there by another tool
 
@@ -77,13 +80,14 @@ class CheckpointedForward:
             self._refuse_cache(name, value)
         # Keyword arguments travel as positional ones. So `checkpoint` saves their tensors as it saves all its inputs,
         # with a version check and through outer saved-tensor hooks, and no name collides with one of its own options.
-        # No `context_fn` rather than the one that does nothing: torch.compile can trace only the former.
+        # State and guard are for eager mode alone. No `context_fn` rather than the one that does nothing: torch.compile
+        # can trace only the former.
         traced = is_traced()
-        context_fn = self.compiled_context_fn if traced else partial(self._mismatch_guard, self.context_fn)
+        context_fn = self.compiled_context_fn if traced else partial(self._mismatch_guard, self._state_and_context_fn)
         contexts = {} if context_fn is None else {"context_fn": context_fn}
         return checkpoint(
             self._run,
-            _Call(),
+            _Run(in_context=not traced),
             tuple(kwargs),
             *kwargs.values(),
             *args,
@@ -93,17 +97,26 @@ class CheckpointedForward:
             **contexts,
         )
 
-    def _run(self, call: "_Call", names: tuple[str, ...], *values: Any) -> Any:
+    @never_compiled_alone
+    def _run(self, run: "_Run", names: tuple[str, ...], *values: Any) -> Any:
         kwargs = dict(zip(names, values, strict=False))
-        if is_compiling():
+        if is_traced():
             return self._original(*values[len(names) :], **kwargs)
-        recomputing = call.check_parameters(self)
+        recomputing, run.started = run.started, True
+        if run.in_context:
+            return self._run_in_context(run, kwargs, values[len(names) :], recomputing=recomputing)
+        # torch.compile could not trace the region after all and left it to Python, after `__call__` had been traced.
+        run.contexts = run.contexts or self._mismatch_guard(self.state_fn)
+        with run.contexts[recomputing]:
+            return self._run_in_context(run, kwargs, values[len(names) :], recomputing=recomputing)
+
+    def _run_in_context(self, run: "_Run", kwargs: dict[str, Any], args: tuple[Any, ...], *, recomputing: bool) -> Any:
         random = None if self.preserve_rng_state else _random_states()
         if watched():
-            with watching(self.module, self.name, call, recomputing=recomputing):
-                output = self._original(*values[len(names) :], **kwargs)
+            with watching(self.module, self.name, run, recomputing=recomputing):
+                output = self._original(*args, **kwargs)
         else:
-            output = self._original(*values[len(names) :], **kwargs)
+            output = self._original(*args, **kwargs)
         if random is not None and not all(map(equal, random, _random_states())):
             raise ActivationCheckpointingError(
                 f"block '{self.name}' draws random numbers (a dropout, a jitter), and with preserve_rng_state=False "
@@ -148,31 +161,13 @@ def without_checkpointing(model: nn.Module) -> Iterator[None]:
             forward.enabled = enabled
 
 
-class _Call:
-    """One forward of a block and its recomputes: they have to see the same parameters.
+class _Run:
+    """One forward of a block and its recomputes. in_context: whether `checkpoint` enters the block's contexts."""
 
-    Without checkpointing autograd notices a parameter that was edited between forward and backward by its version. A
-    recompute would silently use the edited one, or another one where `torch.func.functional_call` had put it in.
-    """
-
-    def __init__(self) -> None:
-        self._parameters: list[tuple[str, Tensor, int]] | None = None
-
-    def check_parameters(self, forward: CheckpointedForward) -> bool:
-        """Raises if a recompute would see other parameters than the forward; returns whether this is a recompute."""
-        now = [(name, p, p._version) for name, p in forward.module.named_parameters()]
-        if self._parameters is None:
-            self._parameters = now
-            return False
-        for (name, was, version), (_, p, now_version) in zip(self._parameters, now, strict=True):
-            if p is not was or now_version != version:
-                how = "is another tensor" if p is not was else "was modified in place"
-                raise ActivationCheckpointingError(
-                    f"parameter '{name}' of block '{forward.name}' {how} since the forward, so the recompute would "
-                    "give gradients of another function; run backward before the optimizer's step, and inside the same "
-                    "torch.func.functional_call as the forward"
-                )
-        return True
+    def __init__(self, *, in_context: bool) -> None:
+        self.in_context = in_context
+        self.started = False
+        self.contexts: tuple[AbstractContextManager[Any], AbstractContextManager[Any]] | None = None
 
 
 def _random_states() -> list[Tensor]:

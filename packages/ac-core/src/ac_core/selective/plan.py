@@ -161,19 +161,27 @@ class ModelPlan:
         """Choose what each block keeps, if a step has shown something new since the last time."""
         if not any(plan.stale for plan in self.blocks):
             return
-        by_budget = spend([_candidates(plan) for plan in self.blocks]) if self.rule.part_of_matmuls else None
+        by_budget = self._within_budget() if self.rule.part_of_matmuls else None
         for index, plan in enumerate(self.blocks):
-            kept = {
-                key
-                for key, site in plan.sites.items()
-                if site.needed and site.kind.name not in self.costly and self.rule.keeps(site.kind)
-            }
+            kept = self._named(plan)
             if by_budget is not None:
                 kept |= by_budget[index]
             modules = _merge(plan, kept) | {path for path, needed in plan.named.items() if needed}
             calls = frozenset(key for key in kept if not any(inside(key[0], module) for module in modules))
             active = frozenset(path for path, what, _ in calls if what != FORWARD) if plan.learnt else None
             plan.decision, plan.stale = Decision(self.rule, calls, modules, active, self.costly), False
+
+    def _named(self, plan: BlockPlan) -> set[Key]:
+        """The calls that the rule keeps whatever they cost, as long as they hold little more than their output."""
+        return {
+            key
+            for key, site in plan.sites.items()
+            if site.needed and site.kind.name not in self.costly and self.rule.keeps(site.kind)
+        }
+
+    def _within_budget(self) -> list[frozenset[Key]]:
+        spent = [sum(plan.sites[k].nbytes + plan.sites[k].held for k in self._named(plan)) for plan in self.blocks]
+        return spend([(_candidates(plan), cost) for plan, cost in zip(self.blocks, spent, strict=True)])
 
 
 LEAF = CallKind(FORWARD, MATMUL, frozenset(("aten::linear", "aten::mm", "aten::addmm")))

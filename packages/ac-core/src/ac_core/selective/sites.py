@@ -6,9 +6,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import nn
-from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
+from ac_core.region.tracing import is_traced, never_compiled_alone
 from ac_core.selective.families import MATMUL, CallKind, is_unsavable, kind_of, matmul_leaf
 from ac_core.selective.kept import Key, Region, current_region, entered, keep, tensors_in
 from ac_core.selective.plan import FORWARD, LEAF, BlockPlan
@@ -41,8 +41,9 @@ class _Site:
 class LeafSite(_Site):
     """A module whose forward is one matmul."""
 
+    @never_compiled_alone
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        region = None if is_compiling() else current_region()
+        region = None if is_traced() else current_region()
         if region is None:
             return self._original(*args, **kwargs)
         key = region.key(self.path, FORWARD)
@@ -61,8 +62,9 @@ class LeafSite(_Site):
 class OwnerSite(_Site):
     """A module that may call functions worth keeping, or be kept as a whole."""
 
+    @never_compiled_alone
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        region = None if is_compiling() else current_region()
+        region = None if is_traced() else current_region()
         if region is None:
             return self._original(*args, **kwargs)
         key = region.key(self.path, FORWARD)
