@@ -28,10 +28,12 @@ def test_inputs_are_handed_over_and_the_rest_is_held():
 
 
 def test_parameters_are_neither_held_nor_handed():
-    weight = torch.nn.Parameter(torch.randn(8, 8))
+    weight, bias = torch.nn.Parameter(torch.randn(8, 8)), torch.nn.Parameter(torch.randn(8))
     x = torch.randn(4, 8)
     _, handed, saves = kept(lambda a: torch.nn.functional.linear(a, weight), x)
     assert handed == (0,)
+    assert saves.held == {}
+    _, _, saves = kept(lambda a: torch.addmm(bias, a, weight.t()), x)  # saves the view of the weight
     assert saves.held == {}
 
 

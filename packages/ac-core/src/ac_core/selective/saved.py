@@ -47,8 +47,8 @@ class CallSaves:
         return used
 
     def _pack(self, tensor: Tensor) -> Any:
-        if tensor.is_leaf and tensor.requires_grad:
-            return tensor, tensor._version  # a parameter
+        if _is_parameter(tensor):
+            return tensor, tensor._version
         key = storage_key(tensor)
         for index, (given, given_key) in enumerate(zip(self._inputs, self._keys, strict=True)):
             if given_key == key and given.dtype == tensor.dtype and type(given) is type(tensor):
@@ -57,7 +57,8 @@ class CallSaves:
                     handed = self._handed[index] = _Handed(given._version)
                 handed.uses += 1
                 return handed, None if given is tensor else _geometry(tensor)
-        self.held[key] = tensor.untyped_storage().nbytes()
+        if not _is_parameter(tensor._base):
+            self.held[key] = tensor.untyped_storage().nbytes()
         # Detached: the output of a node, saved by that node, would keep itself alive.
         return tensor.detach(), tensor._version
 
@@ -126,6 +127,10 @@ def storage_key(tensor: Tensor) -> int:
     """Tells whether two tensors share memory. A DTensor is known by its local tensor."""
     local = getattr(tensor, "_local_tensor", tensor)
     return local.untyped_storage()._cdata
+
+
+def _is_parameter(tensor: Tensor | None) -> bool:
+    return tensor is not None and tensor.is_leaf and tensor.requires_grad
 
 
 def _geometry(tensor: Tensor) -> tuple[Any, ...]:
