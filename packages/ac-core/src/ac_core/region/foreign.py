@@ -8,12 +8,12 @@ far from the model, so it is looked for where it shows:
 * in a block's first forward, by the same marks inside the block, which may be newer than ours;
 * in every forward, by the checkpoint that the block runs in, whoever opened it and however.
 
-An outer checkpoint around several blocks, or around a block and more, is another thing: a choice that trades time for
+An outer checkpoint around several blocks, or a block and other modules, is another thing: a choice that trades time for
 memory. It is left to work.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any
@@ -65,11 +65,12 @@ def mark_about(name: str, block: nn.Module, marked: Marks) -> tuple[str, str] | 
     """
     decides_itself = any(hasattr(block, flag) for flag in _FLAGS)
     for other, (module, tool) in marked.items():
+        label = other or type(module).__name__
         if other == name or other.startswith(f"{name}."):
-            return other, tool
+            return label, tool
         around = not other or name.startswith(f"{other}.")
         if around and (_wraps(module, block) or (checkpointing_flag(module) and not decides_itself)):
-            return other, tool
+            return label, tool
     return None
 
 
@@ -89,9 +90,15 @@ def other_tool(block: nn.Module, *, look_inside: bool) -> str:
 def _checkpoint_around(block: nn.Module) -> bool:
     """Whether this forward of `block` runs in a checkpoint that somebody has opened for this very block."""
     hooks = top_hooks(True)
-    if hooks is not None and any(_wraps(module, block) for module in _run_by(hooks[0])):
+    if hooks is not None and _is_alone(block, _run_by(hooks[0])):
         return True
-    return current_backward() != -1 and any(_wraps(module, block) for module in _run_again())
+    return current_backward() != -1 and any(_is_alone(block, [function]) for function in _run_again())
+
+
+def _is_alone(block: nn.Module, values: list[Any]) -> bool:
+    """Whether `block` is the one module that a checkpoint runs, told by its function and arguments."""
+    modules = list(dict.fromkeys(_modules_in(values)))
+    return len(modules) == 1 and _wraps(modules[0], block)
 
 
 def _wraps(module: nn.Module, block: nn.Module) -> bool:
@@ -104,26 +111,26 @@ def _wraps(module: nn.Module, block: nn.Module) -> bool:
     return True
 
 
-def _run_by(pack_hook: object) -> Iterator[nn.Module]:
-    """The modules that a non-reentrant checkpoint runs, told by the saved-tensor hook that it has installed.
+def _run_by(pack_hook: object) -> list[Any]:
+    """Function and arguments of a non-reentrant checkpoint, told by the saved-tensor hook that it has installed.
 
     torch keeps that in closures and offers no way to ask. Where a torch has other names for it, nothing is seen here.
     """
     frame = _closure(pack_hook).get("frame")
     inside = _closure(getattr(frame, "recompute_fn", None))
-    yield from _modules_in([inside.get("fn"), *getattr(frame, "saved_args", ())])
+    return [inside.get("fn"), *getattr(frame, "saved_args", ())]
 
 
-def _run_again() -> Iterator[nn.Module]:
-    """The modules that a reentrant checkpoint runs again, told by its `backward` on the stack of this thread."""
+def _run_again() -> Iterator[Any]:
+    """The functions that reentrant checkpoints run again, told by their `backward` on the stack of this thread."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "backward":
-            yield from _modules_in([getattr(frame.f_locals.get("ctx"), "run_function", None)])
+            yield getattr(frame.f_locals.get("ctx"), "run_function", None)
         frame = frame.f_back
 
 
-def _modules_in(values: list[Any]) -> Iterator[nn.Module]:
+def _modules_in(values: Iterable[Any]) -> Iterator[nn.Module]:
     """The modules that callables stand for: `layer`, `layer.__call__`, `partial(layer, ...)`, `lambda x: layer(x)`."""
     for value in values:
         if isinstance(value, nn.Module):
@@ -133,7 +140,7 @@ def _modules_in(values: list[Any]) -> Iterator[nn.Module]:
         elif isinstance(value, partial):
             yield from _modules_in([value.func, *value.args])
         elif isinstance(value, FunctionType):
-            yield from _modules_in([cell for cell in _closure(value).values() if cell is not value])
+            yield from _modules_in(cell for cell in _closure(value).values() if not isinstance(cell, FunctionType))
 
 
 def _closure(function: object) -> dict[str, Any]:

@@ -172,7 +172,10 @@ class _Call:
         if self._parameters is None:
             self._parameters = now
             return False
-        for (name, was, version), (_, p, now_version) in zip(self._parameters, now, strict=True):
+        present = {name: (p, version) for name, p, version in now}
+        for name, was, version in self._parameters:
+            # FSDP1 has no parameters at all in the backward, but plain views of its flat one in their place.
+            p, now_version = present.get(name, (was, version))
             if p is not was or now_version != version:
                 how = "is another tensor" if p is not was else "was modified in place"
                 raise ActivationCheckpointingError(
