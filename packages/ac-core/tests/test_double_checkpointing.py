@@ -209,7 +209,7 @@ def test_the_trainers_own_setting_is_refused_in_its_first_step(tmp_path, setting
 
     model = llama()
     before = [p.clone() for p in model.parameters()]
-    settings = TrainingArguments(tmp_path, max_steps=2, use_cpu=True, report_to=[], disable_tqdm=True, **{setting: True})
+    settings = TrainingArguments(tmp_path, max_steps=2, use_cpu=True, report_to=[], **{setting: True})
     data = [{"input_ids": IDS[0], "labels": IDS[0]}] * 16
     if when == "before the Trainer":
         apply_activation_checkpointing(model)
@@ -221,24 +221,24 @@ def test_the_trainers_own_setting_is_refused_in_its_first_step(tmp_path, setting
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
 
 
-@pytest.mark.parametrize("ours_first", [True, False])
-def test_what_peft_switches_on_for_quantised_models_is_refused(ours_first):
+def test_what_peft_switches_on_for_quantised_models_is_refused():
     peft = pytest.importorskip("peft")
-    model = llama()
-    model.is_loaded_in_8bit = True  # what makes peft enable checkpointing, without a GPU to quantise on
-    with pytest.raises(ActivationCheckpointingError, match="checkpointed by .*Hugging Face"):
-        if ours_first:
-            apply_activation_checkpointing(model)
-        model = peft.prepare_model_for_kbit_training(model)
-        if not ours_first:
-            apply_activation_checkpointing(model)
-        llama_step(model)
-    model = llama()
-    model.is_loaded_in_8bit = True
-    model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-    model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"]))
+
+    def prepared(model, **options):
+        model.is_loaded_in_8bit = True  # what makes peft enable checkpointing, without a GPU to quantise on
+        model = peft.prepare_model_for_kbit_training(model, **options)
+        return peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"]))
+
+    with pytest.raises(ActivationCheckpointingError, match="is already checkpointed by Hugging Face"):
+        apply_activation_checkpointing(prepared(llama()))
+    ours_first = llama()
+    apply_activation_checkpointing(ours_first)
+    adapted = prepared(ours_first)
+    with pytest.raises(ActivationCheckpointingError, match="is checkpointed by ac-core and by Hugging Face"):
+        llama_step(adapted)
+    model = prepared(llama(), use_gradient_checkpointing=False)
     apply_activation_checkpointing(model)
     llama_step(model)
-    with pytest.raises(ActivationCheckpointingError, match="by Hugging Face"):
-        model.gradient_checkpointing_enable()
+    model.gradient_checkpointing_enable()
+    with pytest.raises(ActivationCheckpointingError, match="is checkpointed by ac-core and by Hugging Face"):
         llama_step(model)
