@@ -48,8 +48,8 @@ with tempfile.TemporaryDirectory() as folder:
 
     trainer.evaluate()  # without gradients: nothing is recomputed
 
-    # The weights and their names are those of the plain model. `use_cache` is off while checkpointing is on (the Trainer
-    # turns it off in any case), and would be written so; `remove` first, and it is what it was.
+    # The weights and their names are those of the plain model. `use_cache` is off while checkpointing is on (the
+    # Trainer turns it off in any case), and would be written so; `remove` first, and it is what it was.
     ac_core.remove_activation_checkpointing(model)
     trainer.save_model(folder)
     assert AutoModelForCausalLM.from_pretrained(folder).config.use_cache

@@ -11,8 +11,8 @@ from torch import nn
 
 import ac_core
 
-# With an FSDPStrategy leave `activation_checkpointing_policy` out: it would wrap the same blocks in a second checkpoint,
-# which ac-core refuses in the first step.
+# With an FSDPStrategy leave `activation_checkpointing_policy` out: it would wrap the same blocks in a second
+# checkpoint, which ac-core refuses in the first step.
 fabric = Fabric(accelerator="cpu", devices=1)
 fabric.launch()
 

@@ -24,8 +24,8 @@ _RECORD = "_ac_core_applied"
 
 @dataclass
 class _Applied:
-    """Left on the model that `apply` was called with, inside of wrappers such as DDP, so that `remove` can undo it, from
-    a copy, an unpickled or an unwrapped model as well."""
+    """Left on the model that `apply` was called with, inside of wrappers such as DDP, so that `remove` can undo it,
+    from a copy, an unpickled or an unwrapped model as well."""
 
     configs_with_cache: list[tuple[Any, Any]]
 

@@ -158,4 +158,3 @@ def _no_blocks(model: nn.Module, *, chosen_by_caller: bool) -> str:
         f"no block recognised in this {type(model).__name__}, so nothing would be checkpointed; say what its blocks "
         f"are with blocks=, a module class or a glob over names such as 'layers.*'{hint}"
     )
-
