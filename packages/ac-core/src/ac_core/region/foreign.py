@@ -125,7 +125,7 @@ def _run_again() -> Iterator[Any]:
     """The functions that reentrant checkpoints run again, told by their `backward` on the stack of this thread."""
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == "backward":
+        if frame.f_code.co_name == "backward" and "ctx" in frame.f_code.co_varnames:
             yield getattr(frame.f_locals.get("ctx"), "run_function", None)
         frame = frame.f_back
 
