@@ -125,6 +125,20 @@ def test_a_flag_on_the_model_means_its_loop_unless_blocks_have_their_own(stack, 
     assert len(apply_activation_checkpointing(model).applied_blocks) == 4
 
 
+def test_a_stage_that_checkpoints_itself_is_seen_from_the_blocks_inside(stack):
+    class Stage(nn.Sequential):
+        gradient_checkpointing = False
+
+    model = nn.Sequential(Stage(*stack().layers), Stage(*stack().layers))
+    for block in (*model[0], *model[1]):
+        block.gradient_checkpointing = False
+    model[1].gradient_checkpointing = True
+    with pytest.raises(ActivationCheckpointingError, match="'1' is already checkpointed by Hugging Face"):
+        apply_activation_checkpointing(model, blocks="?.?")
+    config = ActivationCheckpointingConfig(layers="0-3")
+    assert len(apply_activation_checkpointing(model, config, blocks="?.?").applied_blocks) == 4
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
 def test_an_outer_checkpoint_around_more_than_a_block_works(stack, assert_same_step, reentrant, policy):

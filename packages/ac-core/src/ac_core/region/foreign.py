@@ -61,15 +61,18 @@ def marks(model: nn.Module) -> Marks:
 def mark_about(name: str, block: nn.Module, marked: Marks) -> tuple[str, str] | None:
     """What among `marks` checkpoints the block called `name`, or a module in it: its name and the tool.
 
-    A flag on a model around the block means its loop, unless the block has a flag of its own, which then decides.
+    A flag on a module around the block means that module itself where its class declares the flag (a stage that is a
+    `GradientCheckpointingLayer`). On any other it means the loop over its layers, unless these have flags of their own.
     """
     decides_itself = any(hasattr(block, flag) for flag in _FLAGS)
     for other, (module, tool) in marked.items():
         label = other or type(module).__name__
         if other == name or other.startswith(f"{name}."):
             return label, tool
-        around = not other or name.startswith(f"{other}.")
-        if around and (_wraps(module, block) or (checkpointing_flag(module) and not decides_itself)):
+        if other and not name.startswith(f"{other}."):
+            continue
+        declares = any(hasattr(type(module), flag) for flag in _FLAGS)
+        if _wraps(module, block) or (checkpointing_flag(module) and (declares or not decides_itself)):
             return label, tool
     return None
 
