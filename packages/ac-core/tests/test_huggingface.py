@@ -100,6 +100,15 @@ def test_the_cache_is_off_on_every_config_and_back_on_after_remove(build):
     assert [m.config.use_cache for m in model.modules() if hasattr(m, "config")] == before
 
 
+def test_what_was_applied_to_a_wrapper_comes_off_the_model_inside():
+    model = llama()
+    apply_activation_checkpointing(torch.nn.Sequential(torch.nn.Sequential(model)))
+    assert not model.config.use_cache
+    remove_activation_checkpointing(model)
+    assert model.config.use_cache
+    assert "forward" not in vars(model.model.layers[0])
+
+
 def test_a_cache_that_is_passed_in_is_an_error():
     model = llama()
     apply_activation_checkpointing(model)

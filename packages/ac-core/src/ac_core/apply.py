@@ -24,8 +24,8 @@ _RECORD = "_ac_core_applied"
 
 @dataclass
 class _Applied:
-    """Left on the model that `apply` was called with, so that `remove` can undo it, from a copy or an unpickled model
-    as well."""
+    """Left on the model that `apply` was called with, inside of wrappers such as DDP, so that `remove` can undo it,
+    from a copy, an unpickled or an unwrapped model as well."""
 
     configs_with_cache: list[tuple[Any, Any]]
 
@@ -91,7 +91,7 @@ def apply_activation_checkpointing(
     notes = []
     if choice.regions:
         trace_if_asked()
-        setattr(model, _RECORD, _Applied(cached))
+        setattr(_inside_wrappers(model), _RECORD, _Applied(cached))
     if cached:
         plural = "s" if len(cached) > 1 else ""
         notes.append(f"key/value cache turned off for training (use_cache=False on {len(cached)} config{plural})")
@@ -113,6 +113,12 @@ def remove_activation_checkpointing(model: nn.Module) -> None:
         applied = module.__dict__.pop(_RECORD, None)
         if applied is not None:
             turn_cache_on(applied.configs_with_cache)
+
+
+def _inside_wrappers(model: nn.Module) -> nn.Module:
+    while len(children := list(model.children())) == 1:
+        model = children[0]
+    return model
 
 
 def _context_fns(context_fn: ContextFn | Iterable[ContextFn] | None) -> list[ContextFn]:

@@ -1,8 +1,6 @@
 """Which blocks are checkpointed, whole or in pieces, and what the report says of each: before anything is changed."""
 
-import sys
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import nn
@@ -13,6 +11,7 @@ from ac_core.discovery.parts import LANGUAGE
 from ac_core.errors import ActivationCheckpointingError
 from ac_core.layers import select_layers
 from ac_core.region.cache import takes_cache, why_cache_is_needed
+from ac_core.region.foreign import Marks, mark_about, marks
 from ac_core.region.submodules import submodules_beside_attention
 from ac_core.report import BlockGroup
 from ac_core.trainability import FROZEN, frozen_blocks
@@ -48,7 +47,7 @@ def choose(
     Raises:
         ActivationCheckpointingError: the model cannot be checkpointed as asked. Warns with `strict=False`.
     """
-    foreign = dict(_checkpointed_by_others(model))
+    foreign = marks(model)
     if config.policy == "none":
         return Choice([], _left_alone(found, foreign, config))
     if not found:
@@ -62,16 +61,15 @@ def choose(
     regions: dict[int, Region] = {}  # by identity: a module that blocks share becomes one region
     rows = []
     for block in found:
-        path = f"{block.name}."
-        inside = next((n for n in foreign if f"{n}.".startswith(path) or path.startswith(f"{n}.")), None)
+        other = mark_about(block.name, block.module, foreign)
         pieces: list[Region] = []
         if not _in_scope(block.part, config.scope):
             reason = "out of scope"
         elif block.name not in selected:
             reason = "not among the layers"
-        elif inside is not None:
-            reason = f"already checkpointed by {foreign[inside]}"
-            _refuse(config, f"'{inside}' is {reason}; turn that off, so that nothing is recomputed twice")
+        elif other is not None:
+            reason = f"already checkpointed by {other[1]}"
+            _refuse(config, f"'{other[0]}' is {reason}; turn that off, so that nothing is recomputed twice")
         else:
             pieces = _pieces(block, why_cache, dormant=block.name in frozen)
             reason = _about(block, pieces)
@@ -110,10 +108,10 @@ def _pieces(block: Block, why_cache: str, *, dormant: bool) -> list[Region]:
     return [Region(name, module, block, dormant) for name, module in inside]
 
 
-def _left_alone(found: list[Block], foreign: dict[str, str], config: ActivationCheckpointingConfig) -> list[BlockGroup]:
+def _left_alone(found: list[Block], foreign: Marks, config: ActivationCheckpointingConfig) -> list[BlockGroup]:
     """The rows for a model that is to have no checkpointing."""
     if foreign:
-        name, tool = next(iter(foreign.items()))
+        name, (_, tool) = next(iter(foreign.items()))
         _refuse(config, f"asked for no checkpointing, but '{name}' is checkpointed by {tool}; turn that off")
     applied, reason = ("other", "another tool's") if foreign else ("none", "")
     return [BlockGroup((block.name,), block.part, block.why, "none", applied, reason) for block in found]
@@ -160,12 +158,3 @@ def _no_blocks(model: nn.Module, *, chosen_by_caller: bool) -> str:
         f"no block recognised in this {type(model).__name__}, so nothing would be checkpointed; say what its blocks "
         f"are with blocks=, a module class or a glob over names such as 'layers.*'{hint}"
     )
-
-
-def _checkpointed_by_others(model: nn.Module) -> Iterator[tuple[str, str]]:
-    wrappers = sys.modules.get("torch.distributed.algorithms._checkpoint.checkpoint_wrapper")
-    for name, module in model.named_modules():
-        if getattr(module, "gradient_checkpointing", False):
-            yield name, "Hugging Face (model.gradient_checkpointing_enable)"
-        elif wrappers is not None and isinstance(module, wrappers.CheckpointWrapper):
-            yield name, "torch's checkpoint_wrapper"

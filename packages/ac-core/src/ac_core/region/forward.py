@@ -13,6 +13,7 @@ from ac_core.errors import ActivationCheckpointingError
 from ac_core.mismatch.guard import MismatchGuard
 from ac_core.region.cache import is_cache, only_reads_cache
 from ac_core.region.contexts import ComposedContextFn, ContextFn
+from ac_core.region.foreign import checkpointing_flag, other_tool
 from ac_core.region.tracing import is_traced, never_compiled_alone
 from ac_core.region.watch import watched, watching
 from ac_core.trainability import needs_gradient
@@ -58,6 +59,7 @@ class CheckpointedForward:
         self.state_fn = state_fn
         self._state_and_context_fn = ComposedContextFn([state_fn] if context_fn is None else [state_fn, context_fn])
         self.enabled = True
+        self.first = True
         self.replaced = module.__dict__.get("forward")  # an instance's own forward, put there by another tool
 
     @property
@@ -125,10 +127,18 @@ class CheckpointedForward:
         return output
 
     def _refuse_double_checkpointing(self) -> None:
-        if getattr(self.block, "gradient_checkpointing", False):
+        if is_traced():
+            tool = checkpointing_flag(self.block)
+        else:
+            tool = other_tool(self.block, look_inside=self.first)
+            self.first = False
+        if tool:
             raise ActivationCheckpointingError(
-                f"block '{self.name}' is checkpointed by ac-core and by Hugging Face (gradient_checkpointing=True), "
-                "which would run it three times a step; call model.gradient_checkpointing_disable()"
+                f"block '{self.name}' is checkpointed by ac-core and by {tool}. Both together save nothing more, "
+                "may run the block three times a step, and keep nothing of what 'selective' keeps. Turn the other off: "
+                "model.gradient_checkpointing_disable(), and gradient_checkpointing, activation_checkpointing or "
+                "activation_checkpointing_policy in the trainer's settings; or take ac-core's off with "
+                "remove_activation_checkpointing(model)"
             )
 
     def _refuse_cache(self, name: str | int, value: object) -> None:

@@ -51,6 +51,8 @@ class SameParameters:
         layout, parameters, versions = noted
         now = [(h, name, p) for h in layout.parameters for name, p in h.items() if p is not None]
         elsewhere = _sharded_inside(layout)
+        if len(now) < len(parameters) and len(now) + len(_views_of_flat_parameter(layout)) == len(parameters):
+            return
         if not layout.serves(layout.modules) or len(now) != len(parameters):
             what = f"block '{self.name}' has gained or lost a parameter"
         else:
@@ -79,3 +81,11 @@ def _sharded_inside(layout: Layout) -> set[int]:
     units = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
     inner = [module for module in layout.modules[1:] if isinstance(module, units)]
     return {id(module._parameters) for unit in inner for module in unit.modules()}
+
+
+def _views_of_flat_parameter(layout: Layout) -> list[Tensor]:
+    """Tensors that FSDP1 puts in the place of parameters: in the backward its units have plain views of their flat
+    parameter where they had parameters in the forward."""
+    if "torch.distributed.fsdp" not in sys.modules:
+        return []
+    return [value for module in layout.modules for value in vars(module).values() if isinstance(value, Tensor)]
