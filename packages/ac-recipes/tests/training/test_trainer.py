@@ -216,3 +216,12 @@ def test_resuming_a_finished_run_says_that_nothing_is_left(tiny, capsys):
 def test_bfloat16_trains(tiny):
     result = losses(train(tiny("model.dtype=bfloat16"), "tiny"))
     assert result[6] < result[1]
+
+
+@pytest.mark.parametrize("asked", ["false", "selective", '{policy: selective, save: [attention, "mlp.*"], layers: "1"}'])
+def test_the_policy_does_not_change_the_run(tiny, asked):
+    expected = train(tiny("step_scheduler.max_steps=4"), "tiny")
+    result = train(tiny("step_scheduler.max_steps=4", f"distributed.activation_checkpointing={asked}"), "tiny")
+    assert losses(result) == losses(expected)
+    left, right = final_weights(result), final_weights(expected)
+    assert all(torch.equal(left[name], right[name]) for name in left)
