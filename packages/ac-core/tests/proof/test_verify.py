@@ -156,6 +156,13 @@ def test_hugging_face_models():
 # -- what is not ------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def stateless(monkeypatch):
+    """An ac-core that does not keep the state of blocks: `verify` has to notice."""
+    monkeypatch.setattr("ac_core.apply.state_contexts", lambda *_: [])
+
+
+@pytest.mark.usefixtures("stateless")
 def test_a_block_that_draws_numbers_which_are_not_replayed():
     class Jitter(Block):
         def forward(self, x):
@@ -169,6 +176,7 @@ def test_a_block_that_draws_numbers_which_are_not_replayed():
     assert result.rng.names == ("python",)
 
 
+@pytest.mark.usefixtures("stateless")
 def test_a_generator_of_the_blocks_own_that_is_left_elsewhere():
     class Jitter(Block):
         def __init__(self):
@@ -236,6 +244,7 @@ def test_batch_norm_that_is_updated_twice():
     assert counted.max_abs == 2  # 5 updates, not 3
 
 
+@pytest.mark.usefixtures("stateless")
 def test_a_counter_that_is_counted_twice():
     class Counting(Block):
         def __init__(self):
