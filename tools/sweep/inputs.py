@@ -11,129 +11,77 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 BATCH = 2
-TEXT = 24
-WORDS = 64  # ids from here on are words; those below are the special tokens of the tiny configurations
-GRID = (4, 4)
+TEXT = 32
+WORDS = 64  # token ids from here on are words; the special tokens of the tiny configurations are below
 IGNORED = -100
+SIDE = 32  # of an image, in pixels
+GRID = (4, 4)  # of an image, in patches
+FRAMES = 64  # of a spectrogram
+SAMPLES = 1600  # of a waveform
 
 Inputs = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Medium:
-    """A kind of input beside text: how the model names its features and the token that stands for one row of them."""
+    """A kind of input beside text. `type_id`: what it is called in `mm_token_type_ids`."""
 
     name: str
-    type_id: int  # in `mm_token_type_ids`
+    type_id: int
+    delimiters: str
 
-    @property
-    def features(self) -> str:
-        return f"get_{self.name}_features"
+    def token(self, config: PreTrainedConfig) -> int | None:
+        """The token that stands for one row of features in the text."""
+        return _first_int(config, f"{self.name}_token_id", f"{self.name}_token_index")
+
+    def enclosed(self, config: PreTrainedConfig, placeholders: Tensor) -> Tensor:
+        """The placeholders between the start and the end token, where the configuration has such tokens."""
+        for edge, place in (("start", 0), ("end", 1)):
+            names = (f"{self.name}_{edge}_token_id", f"{self.delimiters}_{edge}_token_id")
+            token = _first_int(config, *names)
+            if token is not None:
+                column = torch.full((len(placeholders), 1), token)
+                placeholders = torch.cat([placeholders, column] if place else [column, placeholders], dim=1)
+        return placeholders
 
 
-MEDIA = (Medium("image", 1), Medium("video", 2), Medium("audio", 3))
+IMAGE, VIDEO, AUDIO = Medium("image", 1, "vision"), Medium("video", 2, "vision"), Medium("audio", 3, "audio")
 
 
 def make_inputs(model: nn.Module) -> Inputs:
+    """Keyword arguments for one training step of `model`, the same every time."""
     from tools.sweep.families import FAMILIES
 
-    generator = torch.Generator().manual_seed(1)
     config = model.config
     parameters = list(inspect.signature(model.forward).parameters)
-    family = FAMILIES.get(config.model_type)
-    media = family(model, parameters) if family else generic_media(config, parameters)
+    media = FAMILIES.get(config.model_type, generic_media)(config, parameters)
     tokens = media.pop("tokens", None)
     if tokens is None:
-        tokens = count_tokens(model, media)
-    vocabulary = vocabulary_size(config)
-    ids = torch.randint(WORDS, vocabulary, (BATCH, TEXT), generator=generator)
-    types = torch.zeros_like(ids)
-    for medium, token, count in tokens:
-        placeholders = torch.full((BATCH, count), token)
-        ids = torch.cat([ids[:, :2], placeholders, ids[:, 2:]], dim=1)
-        types = torch.cat([types[:, :2], torch.full_like(placeholders, medium.type_id), types[:, 2:]], dim=1)
-    labels = ids.masked_fill(types > 0, IGNORED)
-    text = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
-    if "mm_token_type_ids" in parameters:
-        text["mm_token_type_ids"] = types
-    if "token_type_ids" in parameters and tokens:
-        text["token_type_ids"] = types
-    if "decoder_input_ids" in parameters:
-        text["decoder_input_ids"] = torch.randint(WORDS, vocabulary, (BATCH, TEXT), generator=generator)
-        text["labels"] = torch.randint(WORDS, vocabulary, (BATCH, TEXT), generator=generator)
-        if model.main_input_name != "input_ids" and "input_ids" not in parameters:
-            del text["input_ids"], text["attention_mask"]
-    accepted = {n: v for n, v in text.items() if n in parameters}
-    return accepted | media
+        tokens = _count_tokens(model, media)
+    inputs = _text(config, parameters, tokens) | media
+    return {name: value for name, value in inputs.items() if value is not None}
 
 
-def vocabulary_size(config) -> int:
-    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-    return getattr(text, "vocab_size", None) or 160
-
-
-def token_of(config, medium: Medium) -> int | None:
-    for name in (f"{medium.name}_token_id", f"{medium.name}_token_index"):
-        if isinstance(token := getattr(config, name, None), int):
-            return token
-    return None
-
-
-def count_tokens(model: nn.Module, media: Inputs) -> list[tuple[Medium, int, int]]:
-    tokens = []
-    for medium in MEDIA:
-        features = getattr(model, medium.features, None) or getattr(getattr(model, "model", None), medium.features, None)
-        token = token_of(model.config, medium)
-        if features is None or token is None:
-            continue
-        allowed = inspect.signature(features).parameters
-        if "args" in allowed:
-            inner = getattr(model.model, medium.features)
-            allowed = inspect.signature(inner).parameters
-        given = {name: value for name, value in media.items() if name in allowed}
-        if not given:
-            continue
-        was = model.training
-        with torch.no_grad():
-            model.eval()
-            rows = count_rows(features(**given))
-            model.train(was)
-        tokens.append((medium, token, rows // BATCH))
-    return tokens
-
-
-def count_rows(features: Any) -> int:
-    if isinstance(features, Tensor):
-        return features.numel() // features.shape[-1]
-    if isinstance(features, list | tuple):
-        return sum(count_rows(f) for f in features)
-    pooled = getattr(features, "pooler_output", None)
-    return count_rows(pooled if pooled is not None else features.last_hidden_state)
-
-
-def generic_media(config, parameters: list[str]) -> Inputs:
+def generic_media(config: PreTrainedConfig, parameters: list[str]) -> Inputs:
+    """Images, videos and sound for the arguments that take them, in the most common shapes."""
     media: Inputs = {}
     vision = getattr(config, "vision_config", None) or config
     audio = getattr(config, "audio_config", None) or getattr(config, "encoder_config", None) or config
     if "pixel_values" in parameters:
         if "image_grid_thw" in parameters:
-            media["pixel_values"], media["image_grid_thw"] = patches(vision, frames=1)
+            media["pixel_values"], media["image_grid_thw"] = patches(vision)
         else:
             media["pixel_values"] = images(vision)
-            if "image_sizes" in parameters:
-                media["image_sizes"] = torch.tensor([media["pixel_values"].shape[-2:]] * BATCH)
     if "pixel_values_videos" in parameters and "video_grid_thw" in parameters:
-        media["pixel_values_videos"], media["video_grid_thw"] = patches(vision, frames=2)
+        media["pixel_values_videos"], media["video_grid_thw"] = patches(vision)
     if "input_features" in parameters:
-        mel = getattr(audio, "num_mel_bins", None) or 16
-        media["input_features"] = noise(BATCH, mel, 2 * (getattr(audio, "max_source_positions", None) or 32))
-        for mask in ("input_features_mask", "feature_attention_mask"):
-            if mask in parameters:
-                media[mask] = torch.ones(BATCH, media["input_features"].shape[-1], dtype=torch.long)
-    if "input_values" in parameters:
-        media["input_values"] = noise(BATCH, 3200)
+        frames = 2 * (getattr(audio, "max_source_positions", None) or FRAMES // 2)
+        media |= spectrogram(parameters, getattr(audio, "num_mel_bins", 16), frames)
+    elif "input_values" in parameters:
+        media |= waveform(parameters)
     return media
 
 
@@ -141,19 +89,103 @@ def noise(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-def square(size) -> int:
+def words(*shape: int, vocabulary: int = 160) -> Tensor:
+    return torch.randint(WORDS, vocabulary, shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def images(vision: PreTrainedConfig, *several: int) -> Tensor:
+    """`[BATCH, *several, channels, side, side]`."""
+    side = _square(getattr(vision, "image_size", None) or SIDE)
+    return noise(BATCH, *several, _channels(vision), side, side)
+
+
+def patches(vision: PreTrainedConfig) -> tuple[Tensor, Tensor]:
+    """`[patches of the batch, channels * frames * height * width]` and their grids `[BATCH, 3]`."""
+    side = _square(vision.patch_size)
+    depth = _first_int(vision, "temporal_patch_size", "patch_temporal") or 1
+    grids = torch.tensor([(1, *GRID)] * BATCH)
+    return noise(int(grids.prod(1).sum()), _channels(vision) * depth * side * side), grids
+
+
+def spectrogram(parameters: list[str], bins: int, frames: int = FRAMES, *, time_first: bool = False) -> Inputs:
+    """`[BATCH, bins, frames]`, or the last two exchanged, and the mask over frames that the class takes."""
+    media: Inputs = {"input_features": noise(BATCH, frames, bins) if time_first else noise(BATCH, bins, frames)}
+    for mask in ("input_features_mask", "feature_attention_mask"):
+        if mask in parameters:
+            media[mask] = torch.ones(BATCH, frames, dtype=torch.long)
+    return media
+
+
+def waveform(parameters: list[str], *channels: int) -> Inputs:
+    """`[BATCH, *channels, SAMPLES]`, and the mask that the class takes."""
+    media: Inputs = {"input_values": noise(BATCH, *channels, SAMPLES)}
+    if "padding_mask" in parameters:
+        media["padding_mask"] = torch.ones(BATCH, SAMPLES, dtype=torch.bool)
+    return media
+
+
+def _text(config: PreTrainedConfig, parameters: list[str], tokens: list[tuple[Medium, int, int]]) -> Inputs:
+    decoder = config.get_text_config(decoder=True)
+    vocabulary = getattr(decoder, "vocab_size", None) or 160
+    ids = words(BATCH, TEXT, vocabulary=vocabulary)
+    types = torch.zeros_like(ids)
+    for medium, token, count in tokens:
+        placeholders = medium.enclosed(config, torch.full((BATCH, count), token))
+        ids = torch.cat([ids[:, :2], placeholders, ids[:, 2:]], dim=1)
+        types = torch.cat([types[:, :2], (placeholders == token) * medium.type_id, types[:, 2:]], dim=1)
+    text = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "labels": ids.masked_fill(types > 0, IGNORED),
+        "mm_token_type_ids": types,
+        "token_type_ids": types if tokens else None,
+    }
+    if config.is_encoder_decoder:
+        text["decoder_input_ids"] = words(BATCH, TEXT, vocabulary=vocabulary)
+        text["labels"] = text["decoder_input_ids"].roll(-1, dims=1)
+    return {name: value for name, value in text.items() if name in parameters}
+
+
+def _count_tokens(model: nn.Module, media: Inputs) -> list[tuple[Medium, int, int]]:
+    """Which placeholders the text needs, and how many in each of its rows."""
+    tokens = []
+    was_training = model.training
+    model.eval()
+    for medium in (IMAGE, VIDEO, AUDIO):
+        token = medium.token(model.config)
+        features = _method(model, f"get_{medium.name}_features")
+        if token is None or features is None:
+            continue
+        accepted = inspect.signature(features).parameters
+        given = {name: value for name, value in media.items() if name in accepted}
+        if given:
+            with torch.no_grad():
+                tokens.append((medium, token, _rows(features(**given)) // BATCH))
+    model.train(was_training)
+    return tokens
+
+
+def _method(model: nn.Module, name: str) -> Any:
+    """A method of the base model inside the model, or of the model itself: the latter may hide arguments of it."""
+    return getattr(getattr(model, "model", None), name, None) or getattr(model, name, None)
+
+
+def _rows(features: Any) -> int:
+    if isinstance(features, Tensor):
+        return features.numel() // features.shape[-1]
+    if isinstance(features, list | tuple):
+        return sum(_rows(part) for part in features)
+    pooled = getattr(features, "pooler_output", None)
+    return _rows(features.last_hidden_state if pooled is None else pooled)
+
+
+def _first_int(config: PreTrainedConfig, *names: str) -> int | None:
+    return next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
+
+
+def _channels(vision: PreTrainedConfig) -> int:
+    return _first_int(vision, "num_channels", "in_channels") or 3
+
+
+def _square(size: Any) -> int:
     return size if isinstance(size, int) else size[0]
-
-
-def images(vision) -> Tensor:
-    channels = getattr(vision, "num_channels", None) or getattr(vision, "in_channels", None) or 3
-    side = square(getattr(vision, "image_size", None) or 32)
-    return noise(BATCH, channels, side, side)
-
-
-def patches(vision, frames: int) -> tuple[Tensor, Tensor]:
-    channels = getattr(vision, "num_channels", None) or getattr(vision, "in_channels", None) or 3
-    patch = square(getattr(vision, "patch_size", 8))
-    temporal = square(getattr(vision, "temporal_patch_size", None) or 1)
-    grid = torch.tensor([(frames, *GRID)] * BATCH)
-    return noise(int(grid.prod(1).sum()), channels * temporal * patch * patch), grid

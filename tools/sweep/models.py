@@ -13,7 +13,7 @@ from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto import modeling_auto
 
-from tools.sweep.sizes import DEPTH, DEPTH_NAMES, EVEN_IF_NONE, HEADS, OVERRIDES, SIZES
+from tools.sweep.sizes import DEPTH, DEPTH_NAMES, EVEN_IF_NONE, HEADS, LISTS, OVERRIDES, SIZES
 
 KINDS = {
     "causal": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -42,11 +42,15 @@ def tiny_model(class_name: str, dropout: float = 0.0) -> nn.Module:
     model_class = getattr(transformers, class_name)
     torch.manual_seed(0)
     config = tiny_config(model_class.config_class, dropout)
-    return model_class._from_config(config).float().train()
+    model = model_class._from_config(config).float().train()
+    for parameter in model.parameters():
+        if not parameter.any():  # a gate that starts shut keeps gradients from everything behind it
+            nn.init.normal_(parameter, std=0.02)
+    return model
 
 
 def tiny_config(config_class: type[PreTrainedConfig], dropout: float = 0.0) -> PreTrainedConfig:
-    return _Shrinker(dropout).config(config_class, {})
+    return _Shrinker(dropout).config(config_class, {}, {})
 
 
 class _Shrinker:
@@ -54,23 +58,30 @@ class _Shrinker:
         self.dropout = dropout
         self.token_ids: dict[str, int] = {}  # one id per special token, the same in every part of the model
 
-    def config(self, config_class: type[PreTrainedConfig], given: dict[str, Any]) -> PreTrainedConfig:
-        """given: what the configuration around this one sets in it."""
-        defaults = {field.name: _default(field) for field in dataclasses.fields(config_class)} | given
-        chosen = dict(given)
+    def config(
+        self, config_class: type[PreTrainedConfig], settings: dict[str, Any], overrides: dict[str, Any]
+    ) -> PreTrainedConfig:
+        """settings: what the configuration around this one always sets in it; overrides: what `sizes.py` does."""
+        defaults = {field.name: _default(field) for field in dataclasses.fields(config_class)} | settings
+        chosen = dict(settings)
         for name, default in defaults.items():
             if (size := self._size(name, default, defaults)) is not None:
                 chosen[name] = size
-        chosen |= OVERRIDES.get(config_class.model_type, {})
-        for name, (part_class, settings, optional) in _parts(config_class).items():
-            own = chosen.pop(name, None)
-            if own is not None or not optional:
-                chosen[name] = self.config(part_class, settings | (own or {}))
+        part_overrides = OVERRIDES.get(config_class.model_type, {}) | overrides
+        chosen |= part_overrides
+        for name, (part_class, part_settings, optional) in _parts(config_class).items():
+            asked = part_overrides.get(name)
+            chosen.pop(name, None)
+            if asked is not None or not optional:
+                outer = settings.get(name) or {}
+                chosen[name] = self.config(part_class, part_settings | outer, asked or {})
         return config_class(**chosen)
 
     def _size(self, name: str, default: Any, fields: dict[str, Any]) -> Any:
         if default is None and name in EVEN_IF_NONE and not (name == "head_dim" and "kv_lora_rank" in fields):
             return SIZES[name]
+        if name in LISTS and default is not None:
+            return type(default)(LISTS[name])
         if isinstance(default, bool) or not isinstance(default, int | float) or not default:
             return None  # zero means off
         if name == "num_key_value_heads" and "kv_lora_rank" in fields:
