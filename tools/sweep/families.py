@@ -131,6 +131,45 @@ def _gemma4(config: PreTrainedConfig, parameters: list[str]) -> Inputs:
     }
 
 
+def _gemma4_unified(config: PreTrainedConfig, _: list[str]) -> Inputs:
+    vision, audio = config.vision_config, config.audio_config
+    side = vision.patch_size * vision.pooling_kernel_size
+    places = torch.stack(torch.meshgrid(torch.arange(4), torch.arange(4), indexing="xy"), dim=-1)
+    return {
+        "pixel_values": noise(BATCH, COUNT, 3 * side * side),
+        "image_position_ids": places.view(1, -1, 2).expand(BATCH, -1, 2),
+        "input_features": noise(BATCH, 8, audio.audio_embed_dim),
+        "input_features_mask": torch.ones(BATCH, 8, dtype=torch.bool),
+    }
+
+
+def _nemotron_omni(config: PreTrainedConfig, parameters: list[str]) -> Inputs:
+    side = config.vision_config.patch_size
+    return spectrogram(parameters, config.audio_config.num_mel_bins, time_first=True) | {
+        "pixel_values": noise(BATCH * COUNT, 3 * side * side),
+        "image_grid_hw": torch.tensor([GRID] * BATCH),
+    }
+
+
+def _dots3_note(config: PreTrainedConfig, parameters: list[str]) -> Inputs:
+    audio = config.audio_config
+    return generic_media(config, parameters) | {
+        "input_features": noise(BATCH, audio.feature_size, FRAMES),
+        "chunk_sample_lengths": torch.tensor([FRAMES * audio.hop_length] * BATCH),
+    }
+
+
+def _pi0(config: PreTrainedConfig, _: list[str]) -> Inputs:
+    """A robot's policy: what it sees, its state and the actions that it learns."""
+    return {
+        "pixel_values": images(config.vlm_config.vision_config, 1),
+        "pixel_attention_mask": torch.ones(BATCH, 1, dtype=torch.bool),
+        "state": noise(BATCH, config.max_state_dim),
+        "actions": noise(BATCH, config.chunk_size, config.max_action_dim),
+        "tokens": [(IMAGE, config.vlm_config.image_token_index, COUNT)],
+    }
+
+
 def _phi4(config: PreTrainedConfig, _: list[str]) -> Inputs:
     vision, audio = config.vision_config, config.audio_config
     edge = vision.crop_size // vision.patch_size
@@ -232,6 +271,7 @@ FAMILIES: dict[str, Maker] = {
         "pixel_values": images(c.vision_config),
         "high_res_pixel_values": images(c.high_res_vision_config),
     },
+    "dots3_note": _dots3_note,
     "emu3": lambda c, _: {"pixel_values": images(c.vq_config), "image_sizes": torch.tensor([[SIDE, SIDE]] * BATCH)},
     "ernie4_5_vl_moe": _image_grid_only,
     "evolla": lambda c, _: {
@@ -244,13 +284,14 @@ FAMILIES: dict[str, Maker] = {
     },
     "gemma4": _gemma4,
     "gemma4_assistant": _assistant,
+    "gemma4_unified": _gemma4_unified,
     "gemma4_unified_assistant": _assistant,
     "glm46v": _image_grid_only,
     "glm4v": _image_grid_only,
     "glm4v_moe": _image_grid_only,
     "glm5_next": _image_grid_only,
     "glm_ocr": _image_grid_only,
-    "granite4_vision": _anyres,
+    "granite4_vision": lambda c, p: _anyres(c, p) | {"tokens": [(IMAGE, c.image_token_index, 10)]},
     "granite_docling": _tiles(1, pixel_attention_mask=torch.ones(BATCH, 1, dtype=torch.bool)),
     "idefics": _tiles(1, image_attention_mask=torch.ones(BATCH, TEXT, 1, dtype=torch.long)),
     "idefics2": _tiles(1),
@@ -277,11 +318,15 @@ FAMILIES: dict[str, Maker] = {
     "paddleocr_vl": _square_patches,
     "phi4_multimodal": _phi4,
     "pix2struct": lambda c, _: _flattened(c.vision_config.patch_embed_hidden_size),
+    "muse_spark": lambda c, p: generic_media(c, p) | {"input_values": noise(BATCH, 3840)},
+    "nemotron_h_omni": _nemotron_omni,
     "qwen2_5_omni_thinker": _image_grid_only,
-    "qwen3_omni_moe_thinker": _image_grid_only,
+    "qwen3_omni_moe_thinker": lambda c, p: _image_grid_only(c, p)
+    | spectrogram(p, c.audio_config.num_mel_bins, 200),
     "smolvlm": _tiles(1),
     "udop": _udop,
     "video_llama_3": lambda c, p: _image_grid_only(c, p) | {"image_merge_sizes": torch.ones(BATCH, dtype=torch.long)},
+    "pi0": _pi0,
     "video_llava": _videos(8),
     # Sound
     "canary": _time_first(lambda c: c.encoder_config.num_mel_bins),

@@ -143,6 +143,8 @@ def _text(config: PreTrainedConfig, parameters: list[str], tokens: list[tuple[Me
     if config.is_encoder_decoder:
         text["decoder_input_ids"] = words(BATCH, TEXT, vocabulary=vocabulary)
         text["labels"] = text["decoder_input_ids"].roll(-1, dims=1)
+    if "input_ids" not in parameters:
+        del text["attention_mask"]  # it would be that of another input
     return {name: value for name, value in text.items() if name in parameters}
 
 

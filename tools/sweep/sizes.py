@@ -95,6 +95,7 @@ _NAMES: tuple[tuple[int, str], ...] = (
     (0, "pad_token_id"),
 )
 SIZES = {name: size for size, names in _NAMES for name in names.split()}
+SIZES["initializer_range"] = 0.02  # some have 1e-10, and the gradients of what is behind such weights underflow
 
 LISTS = {
     "deepstack_visual_indexes": [0],
@@ -223,7 +224,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "muse_glimmer": {"out_hidden_size": 4 * WIDTH},
     "muse_spark": {"out_hidden_size": 4 * WIDTH},
     "voxtral": {"audio_token_id": 8},
-    "emu3_vqgan": {"embed_dim": 4, **_VQ},
+    "emu3_vqgan": {"hidden_size": 32, "latent_channels": 4, "embed_dim": 4, **_VQ},
+    "granite_docling_vision": {"deepstack_visual_indexes": [0]},
+    "idefics": {"freeze_text_layers": False, "freeze_vision_layers": False},
+    "minicpm_ocr": {"image_token_id": 8, "video_token_id": 9},
+    "minicpmv4_6": {"image_token_id": 8, "video_token_id": 9},
+    "minicpmv4_7": {"image_token_id": 8, "video_token_id": 9},
+    "molmo2_vision": {"image_size": [32, 32]},
+    "gemma4_unified_vision": {"mm_embed_dim": WIDTH, "mm_posemb_size": 8},
     "glmasr_encoder": {"intermediate_size": 4 * WIDTH},
     "voxtral_encoder": {"intermediate_size": 4 * WIDTH},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 60, "vision_end_token_id": 61},
