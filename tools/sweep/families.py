@@ -1,4 +1,4 @@
-"""Inputs of the model types that take something else than `inputs.generic_media` makes, as a table.
+"""Inputs of the model types that take something else than `media.generic_media` makes, as a table.
 
 A maker gets the configuration and the names of the forward's arguments. It may say how many placeholders the text
 needs (`tokens`), where the model has no method that tells, and replace arguments of the text; None leaves one out.
@@ -7,16 +7,14 @@ needs (`tokens`), where the model has no method that tells, and replace argument
 from collections.abc import Callable
 
 import torch
-from transformers import PreTrainedConfig
-
-from tools.sweep.inputs import (
+from tools.sweep.media import (
     AUDIO,
     BATCH,
     FRAMES,
     GRID,
     IMAGE,
-    SIDE,
     SAMPLES,
+    SIDE,
     TEXT,
     Inputs,
     generic_media,
@@ -27,6 +25,7 @@ from tools.sweep.inputs import (
     waveform,
     words,
 )
+from transformers import PreTrainedConfig
 
 Maker = Callable[[PreTrainedConfig, list[str]], Inputs]
 COUNT = GRID[0] * GRID[1]
@@ -65,7 +64,7 @@ def _merged_patches(config: PreTrainedConfig, _: list[str]) -> Inputs:
     return {"pixel_values": noise(BATCH * COUNT, side, side, 3), "image_grid_thw": grids}
 
 
-def _packed_patches(config: PreTrainedConfig, parameters: list[str]) -> Inputs:
+def _packed_patches(config: PreTrainedConfig, _: list[str]) -> Inputs:
     """Every patch of the batch in one row: `[1, channels, height, patches * width]`."""
     side = config.vision_config.patch_size
     return {
@@ -266,7 +265,6 @@ def _assistant(config: PreTrainedConfig, _: list[str]) -> Inputs:
 FAMILIES: dict[str, Maker] = {
     # Images
     "apertus1p5": lambda c, p: _pixtral(c, p) | waveform(p),
-    "chameleon": lambda c, _: {"pixel_values": images(c.vq_config), "tokens": [(IMAGE, 8, 256)]},
     "deepseek_vl_hybrid": lambda c, _: {
         "pixel_values": images(c.vision_config),
         "high_res_pixel_values": images(c.high_res_vision_config),
@@ -274,7 +272,7 @@ FAMILIES: dict[str, Maker] = {
     "dots3_note": _dots3_note,
     "emu3": lambda c, _: {"pixel_values": images(c.vq_config), "image_sizes": torch.tensor([[SIDE, SIDE]] * BATCH)},
     "ernie4_5_vl_moe": _image_grid_only,
-    "evolla": lambda c, _: {
+    "evolla": lambda _, __: {
         "protein_input_ids": words(BATCH, 16),
         "protein_attention_mask": torch.ones(BATCH, 16, dtype=torch.long),
     },
