@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     def done(record: Record) -> None:
         book.add(record)
         if record["outcome"] != "equal":
-            line = f"{record['outcome']:16s} {record['name']}: {record['reason']}"
+            line = f"{record['outcome']} {record['name']}: {record['reason']}"
             print(textwrap.shorten(line, 240), flush=True)
 
     run(missing, worker_command(asked.policy, 0.1 * asked.dropout), jobs=asked.jobs, limit=asked.limit, done=done)

@@ -49,6 +49,7 @@ def tiny_model(class_name: str, dropout: float = 0.0) -> nn.Module:
 
 
 def tiny_config(config_class: type[PreTrainedConfig], dropout: float = 0.0) -> PreTrainedConfig:
+    """A configuration of that class with the sizes of `sizes.py`; dropout as in `tiny_model`."""
     return _Shrinker(dropout).config(config_class, {}, {})
 
 
@@ -77,20 +78,24 @@ class _Shrinker:
         return config_class(**chosen)
 
     def _size(self, name: str, default: Any, fields: dict[str, Any]) -> Any:
-        if default is None and name in EVEN_IF_NONE and not (name == "head_dim" and "kv_lora_rank" in fields):
-            return SIZES[name]
-        if name in LISTS and default is not None:
+        """What to set the field `name` to; None leaves it to the configuration."""
+        latent_attention = "kv_lora_rank" in fields
+        if default is None:
+            derived = name == "head_dim" and latent_attention
+            return SIZES[name] if name in EVEN_IF_NONE and not derived else None
+        if name in LISTS:
             return type(default)(LISTS[name])
         if isinstance(default, bool) or not isinstance(default, int | float) or not default:
             return None  # zero means off
-        if name == "num_key_value_heads" and "kv_lora_rank" in fields:
-            return HEADS  # latent attention has keys for every head
-        if "drop" in name and isinstance(default, float) and default<1:
-            return 0.0 if "layer" in name or "path" in name else self.dropout
+        if name == "num_key_value_heads" and latent_attention:
+            return HEADS  # it has keys for every head
         if name in DEPTH_NAMES:
             return DEPTH["language" if "vocab_size" in fields else "tower"]
-        if name in SIZES:
-            return SIZES[name]
+        return SIZES[name] if name in SIZES else self._by_ending(name, default)
+
+    def _by_ending(self, name: str, default: float) -> Any:
+        if "drop" in name and default < 1:
+            return 0.0 if "layer" in name or "path" in name else self.dropout
         if name.endswith(("_token_id", "_token_index", "_id")):
             return self.token_ids.setdefault(name, 4 + len(self.token_ids))
         return None
