@@ -6,6 +6,10 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+from ac_core import BlockGroup, Report
+from ac_core.config import AVAILABLE_POLICIES
 from tools.sweep import __main__ as command
 from tools.sweep import check as checking
 from tools.sweep import table
@@ -13,10 +17,6 @@ from tools.sweep.check import EQUAL, check
 from tools.sweep.families import FAMILIES
 from tools.sweep.models import classes, tiny_model
 from tools.sweep.runner import run
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
-from ac_core import BlockGroup, Report
-from ac_core.config import AVAILABLE_POLICIES
 
 ROOT = Path(__file__).parents[1]
 

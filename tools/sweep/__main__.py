@@ -1,8 +1,8 @@
 """The command. See `docs/sweep.md`.
 
-    hatch run sweep full                               every class, one line a miss, then the counts
-    hatch run sweep selective --only MixtralForCausalLM
-    hatch run sweep full --dropout --jobs 2 --json full.json --need 193
+hatch run sweep full                               every class, one line a miss, then the counts
+hatch run sweep selective --only MixtralForCausalLM
+hatch run sweep full --dropout --jobs 2 --json full.json --need 193
 """
 
 import argparse
@@ -14,9 +14,8 @@ from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 
-from tools.sweep.runner import Record, run, worker_command
-
 from ac_core import ActivationCheckpointingConfig
+from tools.sweep.runner import Record, run, worker_command
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy
 import torch
-from tools.sweep.inputs import Inputs, make_inputs
-from tools.sweep.models import tiny_model
 from torch import Tensor, nn
 
 from ac_core import ActivationCheckpointingError, Block, apply_activation_checkpointing, find_blocks
 from ac_core.region.cache import turn_cache_off, turn_cache_on
+from tools.sweep.inputs import Inputs, make_inputs
+from tools.sweep.models import tiny_model
 
 LARGEST = 8_000_000
 """Parameters above which a class is left out: its configuration has a size that `sizes.py` does not know."""

@@ -7,6 +7,8 @@ needs (`tokens`), where the model has no method that tells, and replace argument
 from collections.abc import Callable
 
 import torch
+from transformers import PreTrainedConfig
+
 from tools.sweep.media import (
     AUDIO,
     BATCH,
@@ -25,7 +27,6 @@ from tools.sweep.media import (
     waveform,
     words,
 )
-from transformers import PreTrainedConfig
 
 Maker = Callable[[PreTrainedConfig, list[str]], Inputs]
 COUNT = GRID[0] * GRID[1]
@@ -42,6 +43,7 @@ def _anyres(config: PreTrainedConfig, _: list[str]) -> Inputs:
 
 
 def _pixtral(config: PreTrainedConfig, _: list[str]) -> Inputs:
+    """Images that may have any size, and their sizes."""
     pixels = images(config.vision_config)
     return {"pixel_values": pixels, "image_sizes": torch.tensor([pixels.shape[-2:]] * BATCH)}
 
@@ -52,6 +54,7 @@ def _image_grid_only(config: PreTrainedConfig, parameters: list[str]) -> Inputs:
 
 
 def _square_patches(config: PreTrainedConfig, _: list[str]) -> Inputs:
+    """`[patches of the batch, channels, height, width]`."""
     pixels, grids = patches(config.vision_config)
     side = config.vision_config.patch_size
     return {"pixel_values": pixels.view(len(pixels), 3, side, side), "image_grid_thw": grids}
@@ -74,6 +77,7 @@ def _packed_patches(config: PreTrainedConfig, _: list[str]) -> Inputs:
 
 
 def _naflex(config: PreTrainedConfig, _: list[str]) -> Inputs:
+    """Flat patches of every image in a row of its own, with a mask: `[BATCH, patches, channels * height * width]`."""
     side = config.vision_config.patch_size
     return {
         "pixel_values": noise(BATCH, COUNT, 3 * side * side),
@@ -90,6 +94,7 @@ def _flattened(values: int) -> Inputs:
 
 
 def _latents_in_text(count: int) -> torch.Tensor:
+    """Where in the text the features of an image take the place of words."""
     mask = torch.zeros(BATCH, TEXT, dtype=torch.long)
     mask[:, 1 : 1 + count] = 1
     return mask
@@ -109,6 +114,7 @@ def _kosmos2_5(config: PreTrainedConfig, _: list[str]) -> Inputs:
 
 
 def _mllama(config: PreTrainedConfig, _: list[str]) -> Inputs:
+    """Images in tiles, which the text sees through cross attention."""
     tiles = config.vision_config.max_num_tiles
     return {
         "pixel_values": images(config.vision_config, 1, tiles),
@@ -186,6 +192,7 @@ def _phi4(config: PreTrainedConfig, _: list[str]) -> Inputs:
 
 
 def _instruct(*frames: int) -> Maker:
+    """Images or videos, and the question that the Q-Former reads as well."""
     return lambda config, _: {
         "pixel_values": images(config.vision_config, *frames),
         "qformer_input_ids": words(BATCH, 8),
@@ -194,29 +201,25 @@ def _instruct(*frames: int) -> Maker:
 
 
 def _udop(config: PreTrainedConfig, _: list[str]) -> Inputs:
+    """A page, and where each word stands on it."""
     corner = torch.linspace(0.0, 0.8, TEXT)
     box = torch.stack([corner, corner, corner + 0.1, corner + 0.1], dim=-1)
     return {"pixel_values": images(config), "bbox": box.expand(BATCH, TEXT, 4)}
 
 
-def _qwen2_audio(config: PreTrainedConfig, parameters: list[str]) -> Inputs:
+def _two_strides(config: PreTrainedConfig, parameters: list[str]) -> Inputs:
+    """Sound of which a convolution and a pooling leave a quarter of the frames."""
     media = generic_media(config, parameters)
-    heard = media["input_features"].shape[-1] // 4  # two strides of two
-    return media | {"tokens": [(AUDIO, config.audio_token_index, heard)]}
+    return media | {"tokens": [(AUDIO, AUDIO.token(config), media["input_features"].shape[-1] // 4)]}
 
 
 def _codebooks(config: PreTrainedConfig, _: list[str]) -> Inputs:
+    """Sound as codes, several at a time: the codebooks are rows of the batch."""
     return {
         "input_ids": words(BATCH * config.num_codebooks, TEXT),
         "attention_mask": None,
         "labels": words(BATCH, TEXT, config.num_codebooks),
     }
-
-
-def _music_flamingo(config: PreTrainedConfig, parameters: list[str]) -> Inputs:
-    media = generic_media(config, parameters)
-    heard = media["input_features"].shape[-1] // 4  # two strides of two
-    return media | {"tokens": [(AUDIO, config.audio_token_id, heard)]}
 
 
 def _seamless(config: PreTrainedConfig, parameters: list[str]) -> Inputs:
@@ -313,18 +316,17 @@ FAMILIES: dict[str, Maker] = {
     "mistral_large4": _pixtral,
     "mllama": _mllama,
     "molmo2": _molmo2,
-    "paddleocr_vl": _square_patches,
-    "phi4_multimodal": _phi4,
-    "pix2struct": lambda c, _: _flattened(c.vision_config.patch_embed_hidden_size),
     "muse_spark": lambda c, p: generic_media(c, p) | {"input_values": noise(BATCH, 3840)},
     "nemotron_h_omni": _nemotron_omni,
+    "paddleocr_vl": _square_patches,
+    "phi4_multimodal": _phi4,
+    "pi0": _pi0,
+    "pix2struct": lambda c, _: _flattened(c.vision_config.patch_embed_hidden_size),
     "qwen2_5_omni_thinker": _image_grid_only,
-    "qwen3_omni_moe_thinker": lambda c, p: _image_grid_only(c, p)
-    | spectrogram(p, c.audio_config.num_mel_bins, 200),
+    "qwen3_omni_moe_thinker": lambda c, p: _image_grid_only(c, p) | spectrogram(p, c.audio_config.num_mel_bins, 200),
     "smolvlm": _tiles(1),
     "udop": _udop,
     "video_llama_3": lambda c, p: _image_grid_only(c, p) | {"image_merge_sizes": torch.ones(BATCH, dtype=torch.long)},
-    "pi0": _pi0,
     "video_llava": _videos(8),
     # Sound
     "canary": _time_first(lambda c: c.encoder_config.num_mel_bins),
@@ -338,18 +340,18 @@ FAMILIES: dict[str, Maker] = {
     "granite_speech_plus": lambda c, _: spectrogram([], c.encoder_config.input_dim, 60, time_first=True),
     "kyutai_speech_to_text": lambda c, _: {"input_ids": words(BATCH, TEXT, c.num_codebooks + 1)},
     "moss_transcribe_diarize": lambda c, p: generic_media(c, p) | {"padding_mask": torch.ones(BATCH, SAMPLES)},
+    "musicflamingo": _two_strides,
     "musicgen_decoder": _codebooks,
     "musicgen_melody_decoder": _codebooks,
     "nemo_speechlm": _time_first(lambda c: c.audio_config.asr_config.num_mel_bins),
     "omniasr": lambda _, p: waveform(p, 1),
     "pop2piano": lambda c, p: spectrogram(p, c.d_model, time_first=True) | {"input_ids": None},
-    "qwen2_audio": _qwen2_audio,
+    "qwen2_audio": _two_strides,
     "qwen3_asr": lambda c, p: spectrogram(p, c.audio_config.num_mel_bins, 200),
     "seamless_m4t": _seamless,
     "seamless_m4t_v2": _seamless,
     "speech-encoder-decoder": lambda _, p: waveform(p),
     "speech_to_text": _time_first(lambda c: c.input_feat_per_channel),
-    "musicflamingo": _music_flamingo,
     "vibevoice": lambda _, p: waveform(p, 1),
     "vibevoice_asr": lambda _, p: waveform(p, 1),
     "voxtral_realtime": lambda c, p: spectrogram(p, c.audio_config.num_mel_bins, TEXT * 8) | {"tokens": []},

@@ -9,10 +9,11 @@ import inspect
 from typing import Any
 
 import torch
-from tools.sweep.families import FAMILIES
-from tools.sweep.media import AUDIO, BATCH, IMAGE, TEXT, VIDEO, Inputs, Medium, generic_media, words
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
+
+from tools.sweep.families import FAMILIES
+from tools.sweep.media import AUDIO, BATCH, IMAGE, TEXT, VIDEO, Inputs, Medium, generic_media, words
 
 IGNORED = -100  # what the losses of transformers leave out
 

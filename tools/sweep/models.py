@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 import transformers
-from tools.sweep.sizes import DEPTH, DEPTH_NAMES, EVEN_IF_NONE, HEADS, LISTS, OVERRIDES, SIZES
 from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto import modeling_auto
+
+from tools.sweep.sizes import DEPTH, DEPTH_NAMES, EVEN_IF_NONE, HEADS, LISTS, OVERRIDES, SIZES
 
 KINDS = {
     "causal": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,

@@ -1,6 +1,6 @@
 """The results of some runs as the tables of `docs/sweep.md`.
 
-    hatch run python -m tools.sweep.table full.json full-dropout.json --write docs/sweep.md
+hatch run python -m tools.sweep.table full.json full-dropout.json --write docs/sweep.md
 """
 
 import argparse
@@ -22,9 +22,7 @@ def tables(runs: list[Run]) -> str:
     """Markdown: the runs, the first one by kind, and every class of any run that is not equal."""
     first = runs[0]
     kinds = sorted({record["kind"] for record in first["results"]})
-    by_kind = [
-        _counts(kind, [record for record in first["results"] if record["kind"] == kind]) for kind in (*kinds,)
-    ]
+    by_kind = [_counts(kind, [record for record in first["results"] if record["kind"] == kind]) for kind in kinds]
     misses = [
         (f"`{record['name']}`", _name(run), record["outcome"], record["reason"].replace("|", "\\|"))
         for run in runs
@@ -80,7 +78,7 @@ def _markdown(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="sweep.table", description=__doc__.splitlines()[0])
-    parser.add_argument("runs", nargs="+", type=Path, help="files that `sweep --json` wrote; the first is shown by kind")
+    parser.add_argument("runs", nargs="+", type=Path, help="what `sweep --json` wrote; the first by kind")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the tables into this file, not on the screen")
     asked = parser.parse_args()
     text = tables([json.loads(path.read_text()) for path in asked.runs])

@@ -1,6 +1,6 @@
 """Checks the classes whose names come in, one a line, and answers each with a line of JSON; run by `runner`.
 
-    python -m tools.sweep.worker POLICY DROPOUT
+python -m tools.sweep.worker POLICY DROPOUT
 """
 
 import json
@@ -17,6 +17,7 @@ def main(policy: str, dropout: str) -> None:
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     import torch
+
     from tools.sweep.check import check
 
     torch.set_num_threads(1)
