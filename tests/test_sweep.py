@@ -52,7 +52,7 @@ SAMPLE: dict[str, set[str]] = {
     "Mamba2ForCausalLM": set(),
     "JambaForCausalLM": set(),
 }
-"""Classes and the towers that gradients must reach in them."""
+"""Classes and the towers that they must have; gradients must reach these and any other tower of the class."""
 
 
 @pytest.mark.parametrize("policy", [name for name in ("full", "selective") if name in AVAILABLE_POLICIES])
@@ -61,7 +61,8 @@ def test_trains_as_without_checkpointing(name: str, policy: str):
     result = check(name, classes()[name], policy, dropout=0.1)
     assert (result.outcome, result.reason) == (EQUAL, "")
     assert result.recomputed > 0
-    assert {part for part, reached in result.towers.items() if reached} == SAMPLE[name]
+    assert SAMPLE[name] <= result.towers.keys()
+    assert all(result.towers.values())
 
 
 def test_every_family_is_a_model_type():

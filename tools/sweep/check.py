@@ -1,17 +1,23 @@
-"""One class: a training step under a policy against the same step without it, bit for bit."""
+"""One class: training steps under a policy against the same step without it, bit for bit."""
 
 import random
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy
 import torch
 from torch import Tensor, nn
 
-from ac_core import ActivationCheckpointingError, Block, apply_activation_checkpointing, find_blocks
+from ac_core import (
+    ActivationCheckpointingError,
+    Block,
+    apply_activation_checkpointing,
+    find_blocks,
+    remove_activation_checkpointing,
+)
 from ac_core.region.cache import turn_cache_off, turn_cache_on
 from tools.sweep.inputs import Inputs, make_inputs
 from tools.sweep.models import tiny_model
@@ -65,7 +71,7 @@ class _End(Exception):  # noqa: N818 - how a check ends early, not an error
 
 
 def check(name: str, kind: str, policy: str, dropout: float = 0.0) -> Result:
-    """Train the class called `name` for one step, twice without and once under `policy`, on the CPU."""
+    """Train the class called `name` for two steps without and two under `policy`, all from one state, on the CPU."""
     result = Result(name, kind)
     start = time.perf_counter()
     try:
@@ -89,8 +95,9 @@ def _check(result: Result, policy: str, dropout: float) -> None:
         runs = _Runs(blocks)
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         configs = turn_cache_off(model)
-        plain, ran = _step(model, inputs, buffers), runs.take()
-        trained = {block.name for block in blocks if _has_gradient(block)}
+        with _Used(blocks) as used:
+            plain, ran = _step(model, inputs, buffers), runs.take()
+        in_backward = used.names()
         result.towers = _towers(blocks)
         again = _step(model, inputs, buffers)
         turn_cache_on(configs)
@@ -101,15 +108,21 @@ def _check(result: Result, policy: str, dropout: float) -> None:
         raise _End("nondeterministic", differences)
     with _Stage("failed"):
         report = apply_activation_checkpointing(model, policy)
+        if _cache_is_on(model):  # a class that is another function without its cache
+            remove_activation_checkpointing(model)
+            runs.take()
+            plain, ran = _step(model, inputs, buffers), runs.take()
+            report = apply_activation_checkpointing(model, policy)
         result.blocks = len(report.applied_blocks)
         runs.take()
-        checkpointed = _step(model, inputs, buffers)
-    again_ran = runs.take()
+        first, again_ran = _step(model, inputs, buffers), runs.take()
+        second = _step(model, inputs, buffers)  # a policy may learn from its first step what to keep
     recomputed = {name for name in report.applied_blocks if again_ran[name] > ran[name]}
     result.recomputed = len(recomputed)
-    if differences := _differences(plain, checkpointed, rng=same_rng):
-        raise _End("different", differences)
-    if idle := [name for name in report.applied_blocks if name in trained and ran[name] and name not in recomputed]:
+    for when, step in (("", first), ("in the second step ", second)):
+        if differences := _differences(plain, step, rng=same_rng):
+            raise _End("different", when + differences)
+    if idle := [name for name in report.applied_blocks if name in in_backward - recomputed]:
         raise _End("idle", f"{len(idle)} of {result.blocks} blocks, the first is {idle[0]}")
 
 
@@ -193,8 +206,56 @@ class _Runs:
         return counts
 
 
-def _has_gradient(block: Block) -> bool:
-    return any(p.grad is not None for p in block.module.parameters())
+def _cache_is_on(model: nn.Module) -> bool:
+    configs = turn_cache_off(model)
+    turn_cache_on(configs)
+    return bool(configs)
+
+
+class _Used:
+    """Which blocks the backward goes through, found with hooks in one step: `names()` after it.
+
+    A block is used where a gradient reaches every parameter of it and its outputs as well. Parameters alone do not
+    tell: another block may have the same. Where the outputs need no gradient although the parameters get one, the
+    block ran in a way that no checkpoint sees (an `autograd.Function` of the model's own), and counts as used.
+    """
+
+    def __init__(self, blocks: Iterable[Block]) -> None:
+        self._blocks = list(blocks)
+        self._without: set[str] = set()
+
+    def __enter__(self) -> "_Used":
+        self._handles = [
+            block.module.register_forward_hook(lambda _, __, output, name=block.name: self._watch(name, output))
+            for block in self._blocks
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def names(self) -> set[str]:
+        return {block.name for block in self._blocks if _has_gradients(block)} - self._without
+
+    def _watch(self, name: str, output: object) -> None:
+        for tensor in _tensors(output):
+            if tensor.requires_grad:
+                self._without.add(name)
+                tensor.register_hook(lambda _: self._without.discard(name))
+
+
+def _tensors(output: object) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, tuple | list | dict):
+        for value in output.values() if isinstance(output, dict) else output:
+            yield from _tensors(value)
+
+
+def _has_gradients(block: Block) -> bool:
+    gradients = [p.grad is not None for p in block.module.parameters() if p.requires_grad]
+    return bool(gradients) and all(gradients)
 
 
 def _towers(blocks: Iterable[Block]) -> dict[str, bool]:
