@@ -204,11 +204,15 @@ def test_the_tables_replace_those_of_the_page(tmp_path: Path):
         {"name": "C", "kind": "causal", "outcome": "unbuilt", "reason": "no | here", "towers": {}},
     ]
     head = {"policy": "full", "dropout": False, "transformers": "5", "torch": "2", "python": "3"}
-    text = table.tables([{**head, "results": records}])
+    failed = {**records[0], "outcome": "failed", "reason": "why"}
+    other = {**head, "policy": "selective", "results": [failed, records[2]]}
+    text = table.tables([{**head, "results": records}, other])
     for row in (
         "| full | 3 | 2 | 2 | 1 of 2 |",
         "| causal | 2 | 1 | 1 | 0 of 0 |",
-        "| `C` | full | unbuilt | no \\| here |",
+        "| selective | 2 | 1 | 0 | 0 of 0 |",
+        "| `A` | selective | failed | why |",
+        "| `C` | every | unbuilt | no \\| here |",
         "| `B` | vq |",
     ):
         assert row in text.splitlines()

@@ -23,18 +23,22 @@ def tables(runs: list[Run]) -> str:
     first = runs[0]
     kinds = sorted({record["kind"] for record in first["results"]})
     by_kind = [_counts(kind, [record for record in first["results"] if record["kind"] == kind]) for kind in kinds]
-    misses = [
-        (f"`{record['name']}`", _name(run), record["outcome"], record["reason"].replace("|", "\\|"))
-        for run in runs
-        for record in run["results"]
-        if record["outcome"] != EQUAL
+    misses: dict[tuple[str, str, str], list[str]] = {}
+    for run in runs:
+        for record in run["results"]:
+            if record["outcome"] != EQUAL:
+                reason = record["reason"].replace("|", "\\|")
+                misses.setdefault((record["name"], record["outcome"], reason), []).append(_name(run))
+    rows = [
+        (f"`{name}`", "every" if len(which) == len(runs) else "; ".join(which), outcome, reason)
+        for (name, outcome, reason), which in sorted(misses.items())
     ]
     unreached = [
         (f"`{record['name']}`", ", ".join(part for part, reached in record["towers"].items() if not reached))
         for record in first["results"]
         if record["outcome"] == EQUAL and not all(record["towers"].values())
     ]
-    used = {miss[2] for miss in misses}
+    used = {outcome for _, outcome, _ in misses}
     columns = ("classes", "train here", "equal", "towers reached")
     return "\n\n".join(
         [
@@ -43,7 +47,7 @@ def tables(runs: list[Run]) -> str:
             f"By kind, {_name(first)}:",
             _markdown(("kind", *columns), by_kind),
             "Every class that is not equal:",
-            _markdown(("class", "run", "outcome", "reason"), misses),
+            _markdown(("class", "run", "outcome", "reason"), rows),
             "\n".join(f"* {outcome}: {meaning}" for outcome, meaning in OUTCOMES.items() if outcome in used),
             f"Towers that no gradient reached, {_name(first)}:",
             _markdown(("class", "towers"), unreached),
