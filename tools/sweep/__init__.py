@@ -1,0 +1,1 @@
+"""Training under a checkpointing policy against training without, over the generation classes of transformers."""
