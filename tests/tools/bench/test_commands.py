@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch.utils.checkpoint
+
 from tools.bench.__main__ import main
 from tools.bench.commands import run, variants_of
 from tools.bench.contestant import Contestant

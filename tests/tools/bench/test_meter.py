@@ -1,8 +1,9 @@
 from types import SimpleNamespace
 
 import torch
-from tools.bench.meter import compare_gradients, gradients, step_memory, train_step
 from torch import Tensor, nn
+
+from tools.bench.meter import compare_gradients, gradients, step_memory, train_step
 
 ROWS, WIDTH = 64, 32
 BYTES = ROWS * WIDTH * 4

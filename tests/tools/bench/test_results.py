@@ -1,4 +1,5 @@
 import pytest
+
 from tools.bench.meter import Memory
 from tools.bench.results import MIB, Goal, Row, full_goals, host_goals, selective_goals
 

@@ -1,6 +1,7 @@
 from collections import Counter
 
 import pytest
+
 from tools.bench.rounds import best_ratio, paired_difference, paired_ratio, paired_spread, time_rounds
 
 # The machine is twice as slow in the third round: what is paired by round does not notice.
