@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from ac_core.selective.families import CallKind
 from ac_core.selective.kept import Key, Region
 from ac_core.selective.plan import BlockPlan, Site, Unit
-from ac_core.selective.saved import storage_key
+from ac_core.selective.saved import storage_bytes, storage_key
 
 # `_top_saved_tensors_default_hooks` is private: nothing public tells whether saved-tensor hooks are active, nor hands
 # them out. It is imported here alone, so that a torch that has moved it fails at once and by name.
@@ -95,7 +95,7 @@ class _UnitSaves:
         for output in outputs:
             if isinstance(output, Tensor):
                 self._count(output)
-        saved = self.held | {key: tensor.untyped_storage().nbytes() for key, tensor in self._saved.items()}
+        saved = self.held | {key: storage_bytes(tensor) for key, tensor in self._saved.items()}
         self._saved.clear()
         return sum(size for key, size in saved.items() if key not in self._free)
 

@@ -1,10 +1,12 @@
 """What autograd saves inside a kept call, and what becomes of it."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ac_core.errors import ActivationCheckpointingError
 
@@ -56,9 +58,9 @@ class CallSaves:
                 if handed is None:
                     handed = self._handed[index] = _Handed(given._version)
                 handed.uses += 1
-                return handed, None if given is tensor else _geometry(tensor)
+                return handed, None if given is tensor else _Geometry.of(tensor)
         if not _is_parameter(tensor._base):
-            self.held[key] = tensor.untyped_storage().nbytes()
+            self.held[key] = storage_bytes(tensor)
         # Detached: the output of a node, saved by that node, would keep itself alive.
         return tensor.detach(), tensor._version
 
@@ -85,14 +87,14 @@ class _Handed:
         self._taken = 0
         self._value: Tensor | None = None
 
-    def take(self, geometry: tuple[Any, ...] | None) -> Tensor:
+    def take(self, geometry: "_Geometry | None") -> Tensor:
         if self._value is None:
             (self._value,) = self.node.saved_tensors  # may run the recompute
         value = self._value
         self._taken += 1
         if self._taken == self.uses:  # a second backward asks the region again
             self._taken, self._value = 0, None
-        return value if geometry is None else value.as_strided(*geometry)
+        return value if geometry is None else geometry.view(value)
 
 
 class _HandedNode(torch.autograd.Function):
@@ -124,14 +126,56 @@ class discarded(saved_tensors_hooks):  # noqa: N801 - a context manager, named l
 
 
 def storage_key(tensor: Tensor) -> int:
-    """Tells whether two tensors share memory. A DTensor is known by its local tensor."""
-    local = getattr(tensor, "_local_tensor", tensor)
-    return local.untyped_storage()._cdata
+    """Tells whether two tensors share memory."""
+    return _storage(tensor)._cdata
 
 
 def _is_parameter(tensor: Tensor | None) -> bool:
     return tensor is not None and tensor.is_leaf and tensor.requires_grad
 
 
-def _geometry(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.size(), tensor.stride(), tensor.storage_offset()
+def storage_bytes(tensor: Tensor) -> int:
+    """Bytes of the memory that `tensor` is in, on this rank."""
+    return _storage(tensor).nbytes()
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage:
+    # A DTensor, a collective under way: their own storage is empty, that of the one tensor that they wrap is not.
+    while is_traceable_wrapper_subclass(tensor):
+        parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        wrapped = [part for part in parts if isinstance(part, Tensor)]
+        if len(wrapped) != 1:
+            break
+        (tensor,) = wrapped
+    return tensor.untyped_storage()
+
+
+@dataclass(slots=True)
+class _Geometry:
+    """How a tensor lies in its memory. parts: of a subclass such as DTensor: the tensors that it wraps, and what else it
+    consists of, by attribute; context: what it needs besides to be put together again."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int = 0
+    parts: "dict[str, _Geometry | Any] | None" = None
+    context: Any = None
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "_Geometry":
+        if not is_traceable_wrapper_subclass(tensor):
+            return cls(tensor.size(), tensor.stride(), tensor.storage_offset())
+        names, context = tensor.__tensor_flatten__()
+        parts = {name: getattr(tensor, name) for name in names}
+        inner = {name: cls.of(part) if isinstance(part, Tensor) else part for name, part in parts.items()}
+        return cls(tensor.size(), tensor.stride(), parts=inner, context=context)
+
+    def view(self, value: Tensor) -> Tensor:
+        """The tensor that lies so in the memory of `value`."""
+        if self.parts is None:
+            return value.as_strided(self.size, self.stride, self.offset)
+        inner = {
+            name: part.view(getattr(value, name)) if isinstance(part, _Geometry) else part
+            for name, part in self.parts.items()
+        }
+        return type(value).__tensor_unflatten__(inner, self.context, self.size, self.stride)
