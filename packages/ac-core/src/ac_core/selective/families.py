@@ -38,6 +38,7 @@ _FUSED_ATTENTION = (
 )
 _ATTENTION_OP = re.compile(r"attention|attn|fmha", re.IGNORECASE)
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
+_AFTER_COLLECTIVES = ("wait_tensor", "_wrap_tensor_autograd")  # hand on the output of one
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def _kind_of_op(op: torch._ops.OpOverload | torch._ops.OpOverloadPacket) -> Call
 
 def is_unsavable(kind: CallKind, kwargs: dict[str, Any]) -> bool:
     """Calls that look like one of a family but are not to be kept."""
-    if "out" in kwargs:
+    if "out" in kwargs or kind.name in _AFTER_COLLECTIVES:
         return True
     # With the weights asked for, attention runs as plain matmuls over the square of the sequence.
     return kind.name == "multi_head_attention_forward" and kwargs.get("need_weights", True)

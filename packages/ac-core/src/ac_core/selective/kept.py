@@ -160,7 +160,8 @@ def _output(leaf: Any, inputs: list[Tensor]) -> Any:
     for index, given in enumerate(inputs):
         if given is leaf:
             return _Output(None, input=index)
-    return _Output(leaf.detach(), leaf._version, leaf.requires_grad)
+    kept = leaf.detach()  # of a collective under way: waits for it, and is a tensor of another class
+    return _Output(kept, kept._version, leaf.requires_grad)
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:

@@ -207,9 +207,12 @@ def _merge(plan: BlockPlan, kept: set[Key]) -> frozenset[str]:
         if not unit.needed or any(inside(path, other) for other in merged):
             continue
         inner = {key: site for key, site in plan.sites.items() if inside(key[0], path)}
-        heavy = [key for key, site in inner.items() if site.kind.family in (MATMUL, ATTENTION) and site.needed]
+        needed = {key: site.kind.family for key, site in inner.items() if site.needed}
+        heavy = [key for key, family in needed.items() if family in (MATMUL, ATTENTION)]
+        # Bytes can differ between ranks: which collectives a recompute makes must not depend on them.
+        shared = [key for key, family in needed.items() if family == COLLECTIVE]
         separate = sum(site.nbytes + site.held for key, site in inner.items() if key in kept)
-        if heavy and kept.issuperset(heavy) and unit.held <= 1.02 * separate:
+        if heavy and kept.issuperset(heavy) and kept.issuperset(shared) and unit.held <= 1.02 * separate:
             merged.append(path)
     return frozenset(merged)
 

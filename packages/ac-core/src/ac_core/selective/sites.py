@@ -3,13 +3,15 @@
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ac_core.region.tracing import is_traced, never_compiled_alone
-from ac_core.selective.families import MATMUL, CallKind, is_unsavable, kind_of, matmul_leaf
+from ac_core.selective.families import COLLECTIVE, MATMUL, CallKind, is_unsavable, kind_of, matmul_leaf
 from ac_core.selective.kept import Key, Region, current_region, entered, keep, tensors_in
 from ac_core.selective.plan import FORWARD, LEAF, BlockPlan
 
@@ -119,12 +121,27 @@ class _Functions(TorchFunctionMode):
             return func(*args, **kwargs)
         key = region.key(self.path, kind.name)
         if _is_kept(region, key, kind):
-            result = keep(region, key, func, args, kwargs, draws=kind.family != MATMUL)
+            call = partial(_waited, func) if kind.family == COLLECTIVE else func
+            result = keep(region, key, call, args, kwargs, draws=kind.family not in (MATMUL, COLLECTIVE))
         else:
             result = func(*args, **kwargs)
         if region.observer is not None:
             region.observer.called(region, key, kind, args, result)
         return result
+
+
+def _waited(collective: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Makes the call and, on the CPU, waits for its output.
+
+    gloo writes it in a thread of its own, and its version goes up when that is done. So a kept output would seem to have
+    been changed by the block, now and then and not on all ranks, and those ranks would make the call again alone. The
+    other backends leave the version as it is, and their collectives run on beside what comes next.
+    """
+    result = collective(*args, **kwargs)
+    for output in tensors_in((result,)):
+        if output.device.type == "cpu":
+            torch.ops._c10d_functional.wait_tensor(output)
+    return result
 
 
 class _At:
