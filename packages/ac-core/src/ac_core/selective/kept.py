@@ -125,9 +125,11 @@ def keep(
     with entered(key), saves.hooks():
         result = function(*args, **kwargs)
     after = RandomState.of(inputs) if before is not None else None
+    changed_inputs = saves.changed_inputs()
     handed = saves.hand_over()
     leaves, spec = ([result], None) if isinstance(result, Tensor) else tree_flatten(result)
-    outputs = [_output(leaf, inputs) for leaf in leaves]
+    # What the call did to its inputs, the recompute has to do to its own: it makes the call again.
+    outputs = None if changed_inputs else [_output(leaf, inputs) for leaf in leaves]
     region.kept[key] = Kept(handed, outputs, spec, after if after != before else None, saves.held)
     return result
 

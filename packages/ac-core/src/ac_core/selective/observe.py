@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from ac_core.selective.families import CallKind
 from ac_core.selective.kept import Key, Region
 from ac_core.selective.plan import BlockPlan, Site, Unit
-from ac_core.selective.saved import storage_bytes, storage_key
+from ac_core.selective.saved import is_parameter, source_of_cast, storage_bytes, storage_key
 
 # `_top_saved_tensors_default_hooks` is private: nothing public tells whether saved-tensor hooks are active, nor hands
 # them out. It is imported here alone, so that a torch that has moved it fails at once and by name.
@@ -78,6 +78,7 @@ class _UnitSaves:
     """
 
     def __init__(self, inputs: list[Tensor], parameters: list[Tensor]) -> None:
+        self._inputs = inputs
         self._free = {storage_key(tensor) for tensor in (*inputs, *parameters)}
         self._saved: dict[int, Tensor] = {}
         self.held: dict[int, int] = {}  # by the kept calls that the module makes
@@ -101,7 +102,7 @@ class _UnitSaves:
 
     def _count(self, tensor: Tensor) -> None:
         key = storage_key(tensor)
-        if key not in self._free:
+        if key not in self._free and source_of_cast(tensor, self._inputs) is None:
             self._saved[key] = tensor.detach()
 
 
@@ -117,7 +118,7 @@ def outer_hooks_active() -> bool:
 
 def _inner_size(args: tuple[Any, ...], outputs: list[Tensor]) -> tuple[int, bool]:
     """The size that a product contracts, and whether one factor is a weight matrix; from its factors' shapes."""
-    weight = next((a for a in args if isinstance(a, Tensor) and a.is_leaf and a.requires_grad and a.dim() == 2), None)
+    weight = next((a for a in args if isinstance(a, Tensor) and is_parameter(a) and a.dim() == 2), None)
     if weight is not None and outputs and outputs[0].dim():
         return weight.numel() // max(outputs[0].shape[-1], 1), True
     first = next((a for a in args if isinstance(a, Tensor) and a.dim()), None)

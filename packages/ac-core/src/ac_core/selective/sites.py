@@ -133,8 +133,8 @@ class _Functions(TorchFunctionMode):
 def _waited(collective: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Makes the call and, on the CPU, waits for its output.
 
-    gloo writes it in a thread of its own, and its version goes up when that is done. So a kept output would seem to have
-    been changed by the block, now and then and not on all ranks, and those ranks would make the call again alone. The
+    gloo writes it in a thread of its own, and its version goes up when that is done. So a kept output would seem to
+    have been changed by the block, now and then and not on all ranks, and those would make the call again alone. The
     other backends leave the version as it is, and their collectives run on beside what comes next.
     """
     result = collective(*args, **kwargs)
