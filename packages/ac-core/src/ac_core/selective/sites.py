@@ -1,6 +1,5 @@
 """The places in a block where calls are intercepted: its leaf matmuls, and the modules that call functions."""
 
-import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -23,17 +22,17 @@ from ac_core.selective.plan import FORWARD, LEAF, BlockPlan
 
 
 class _Site:
-    """The base of what stands in for the forward of a module inside a block."""
+    """The base of what stands in for the forward of a module inside a block.
+
+    The module gets its `__call__` as a bound method, and not the object: torch.compile would check for that very object,
+    and so compile each block anew, up to its limit of eight. Of a method it checks the code.
+    """
 
     def __init__(self, module: nn.Module, path: str, plan: BlockPlan) -> None:
         self.module = module
         self.path = path
         self.plan = plan
         self.replaced = module.__dict__.get("forward")
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self._original)
 
     @property
     def _original(self) -> Callable[..., Any]:
@@ -167,15 +166,15 @@ def attach_sites(block: nn.Module, plan: BlockPlan) -> None:
         if module is block:
             continue
         if matmul_leaf(module) is not None:
-            module.forward = LeafSite(module, path, plan)  # type: ignore[assignment]
+            module.forward = LeafSite(module, path, plan).__call__  # type: ignore[assignment]
         elif path in plan.named or not _calls_nothing(module):
-            module.forward = OwnerSite(module, path, plan)  # type: ignore[assignment]
+            module.forward = OwnerSite(module, path, plan).__call__  # type: ignore[assignment]
 
 
 def detach_sites(model: nn.Module) -> None:
     """Undo `attach_sites` on every block of `model`."""
     for module in model.modules():
-        site = module.__dict__.get("forward")
+        site = getattr(module.__dict__.get("forward"), "__self__", None)
         if isinstance(site, _Site):
             if site.replaced is None:
                 del module.forward
