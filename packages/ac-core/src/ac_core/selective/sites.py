@@ -24,8 +24,8 @@ from ac_core.selective.plan import FORWARD, LEAF, BlockPlan
 class _Site:
     """The base of what stands in for the forward of a module inside a block.
 
-    The module gets its `__call__` as a bound method, and not the object: torch.compile would check for that very object,
-    and so compile each block anew, up to its limit of eight. Of a method it checks the code.
+    The module gets its `__call__` as a bound method, and not the object: torch.compile would check for that very
+    object, and so compile each block anew, up to its limit of eight. Of a method it checks the code.
     """
 
     def __init__(self, module: nn.Module, path: str, plan: BlockPlan) -> None:
