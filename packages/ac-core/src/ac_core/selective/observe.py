@@ -49,10 +49,11 @@ class Observer:
         self._open.append(unit)
         return unit
 
-    def left(self, path: str, unit: "_UnitSaves", result: Any) -> None:
-        """The module at `path` has returned, in the forward."""
+    def left(self, path: str, unit: "_UnitSaves", result: Any, *, pure: bool) -> None:
+        """The module at `path` has returned, in the forward. pure: and has changed nothing."""
         self._open.remove(unit)
-        self._units[path] = Unit(unit.total(tree_leaves(result)))
+        if pure:
+            self._units[path] = Unit(unit.total(tree_leaves(result)))
 
     def reached(self, path: str) -> None:
         """The module at `path` has returned, in the recompute."""

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from ac_core.errors import ActivationCheckpointingError
 from ac_core.region.tracing import is_traced, never_compiled_alone
+from ac_core.selective.effects import changed_since, state_of
 from ac_core.selective.families import COLLECTIVE, MATMUL, CallKind, is_unsavable, kind_of, matmul_leaf
 from ac_core.selective.kept import Key, Region, current_region, entered, keep, tensors_in
 from ac_core.selective.plan import FORWARD, LEAF, BlockPlan
@@ -70,7 +72,7 @@ class OwnerSite(_Site):
             return self._original(*args, **kwargs)
         key = region.key(self.path, FORWARD)
         if key in region.kept if region.recomputing else self.path in region.decision.modules:
-            return keep(region, key, self._original, args, kwargs, draws=True)
+            return self._keep(region, key, args, kwargs)
         if region.observer is None:
             with functions_of(region, self.path):
                 return self._original(*args, **kwargs)
@@ -80,9 +82,22 @@ class OwnerSite(_Site):
             region.observer.reached(self.path)
             return result
         unit = region.observer.enter(list(tensors_in((*args, *kwargs.values()))), self.module)
+        before = state_of(self.module)
         with functions_of(region, self.path), unit.hooks():
             result = self._original(*args, **kwargs)
-        region.observer.left(self.path, unit, result)
+        region.observer.left(self.path, unit, result, pure=changed_since(before, self.module) is None)
+        return result
+
+    def _keep(self, region: Region, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if region.observer is None or region.recomputing:
+            return keep(region, key, self._original, args, kwargs, draws=True)
+        before = state_of(self.module)
+        result = keep(region, key, self._original, args, kwargs, draws=True)
+        if changed := changed_since(before, self.module):
+            raise ActivationCheckpointingError(
+                f"save: '{self.path}' changes '{self.path}.{changed}' in its forward, which a recompute that jumps over "
+                "it would not; name modules inside of it, or families such as 'matmul'"
+            )
         return result
 
 
