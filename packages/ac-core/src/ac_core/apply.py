@@ -67,6 +67,11 @@ def apply_activation_checkpointing(
         config = ActivationCheckpointingConfig(policy=config, scope=scope if scope is not None else "all")
     elif scope is not None:
         raise ValueError(f"scope: {scope!r} is given beside a config; put it in the config")
+    if isinstance(model, nn.DataParallel):
+        raise ActivationCheckpointingError(
+            "model: nn.DataParallel copies a module's attributes, so that its replicas would run the weights of the "
+            "original; use torch.nn.parallel.DistributedDataParallel"
+        )
     found = find_blocks(model, blocks)
     if checkpointed_forwards(model):
         raise ActivationCheckpointingError(

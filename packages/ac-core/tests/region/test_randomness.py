@@ -90,7 +90,7 @@ def test_the_same_numbers_and_the_same_state_after(kind, backwards):
 
 
 def test_pythons_and_numpys_are_watched_only_where_the_code_of_a_block_names_them():
-    named = randomness._named_in_files_of
+    named = randomness.named_in_files_of
     assert named(OfPython) == {"random", "numpy"}
     assert named(nn.Linear) == named(nn.TransformerEncoderLayer) == frozenset()
 

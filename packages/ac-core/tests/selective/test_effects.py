@@ -69,5 +69,5 @@ def test_one_that_save_names_is_refused(where, name):
     model = model_of(where)
     config = ActivationCheckpointingConfig(policy="selective", save=("inner",))
     apply_activation_checkpointing(model, config, blocks=Block)
-    with pytest.raises(ActivationCheckpointingError, match=rf"save: 'inner' changes 'inner\.{name}'"):
+    with pytest.raises(ActivationCheckpointingError, match=rf"save: 'inner' changes .*{name}"):
         model(torch.randn(4, 8))

@@ -55,7 +55,7 @@ class ReplayedRandomness:
 
     def _sources(self, layout: Layout) -> list[Source]:
         if layout.modules is not self._modules:
-            names = frozenset().union(*(_named_in_files_of(type(module)) for module in layout.modules))
+            names = frozenset().union(*(named_in_files_of(type(module)) for module in layout.modules))
             self._modules, self._host = layout.modules, [_HOST[name] for name in sorted(names)]
         devices = {p.device for holder in layout.parameters for p in holder.values() if p is not None}
         return self._host + [source for device in devices if (source := _of_device(device)) is not None]
@@ -102,7 +102,7 @@ _HOST = {"numpy": Source(_read_numpy, _write_numpy), "random": Source(random.get
 
 
 @cache
-def _named_in_files_of(kind: type[nn.Module]) -> frozenset[str]:
+def named_in_files_of(kind: type[nn.Module]) -> frozenset[str]:
     """Which of Python's and NumPy's generators the files of a module's class and of its bases have a name for."""
     files = [sys.modules.get(base.__module__) for base in kind.__mro__ if base not in nn.Module.__mro__]
     names = [value for file in files if file is not None for value in list(vars(file).values())]

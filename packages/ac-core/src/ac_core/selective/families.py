@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
+from torch.nn.parameter import is_lazy
 
 ATTENTION, MATMUL, COLLECTIVE, ROUTER = "attention", "matmul", "collective", "router"
 
@@ -36,6 +37,21 @@ _FUSED_ATTENTION = (
     "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_fused_attention_overrideable",
 )
+_SYNONYMS = {
+    "layer_norm": ("layer_norm", "native_layer_norm"),
+    "group_norm": ("group_norm", "native_group_norm"),
+    "batch_norm": ("batch_norm", "native_batch_norm"),
+    "rms_norm": ("rms_norm", "_fused_rms_norm"),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), ("convolution", "conv1d", "conv2d", "conv3d")),
+    "to": ("to", "_to_copy"),
+    "__add__": ("add",),
+    "__mul__": ("mul",),
+    "__rmul__": ("mul",),
+    "__sub__": ("sub",),
+    "__truediv__": ("div",),
+    "__pow__": ("pow",),
+}
+"""Functions whose op has another name than they."""
 _ATTENTION_OP = re.compile(r"attention|attn|fmha", re.IGNORECASE)
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
 _AFTER_COLLECTIVES = ("wait_tensor", "_wrap_tensor_autograd")  # hand on the output of one
@@ -60,7 +76,7 @@ def kind_of(function: Callable[..., Any]) -> CallKind:
     if isinstance(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return _kind_of_op(function)
     name = getattr(function, "__name__", "")
-    family, ops = "", (name.strip("_"), f"_{name.strip('_')}") if name else ()
+    family, ops = "", _SYNONYMS.get(name, (name, f"_{name}") if name else ())
     if name in _MATMULS:
         family, ops = MATMUL, _MATMULS[name]
     elif function in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
@@ -106,8 +122,9 @@ class MatmulLeaf:
 
 def matmul_leaf(module: nn.Module) -> MatmulLeaf | None:
     """The product that a module stands for: `nn.Linear` and what looks like it, such as Hugging Face's `Conv1D`."""
-    weight = getattr(module, "weight", None)
-    if not isinstance(weight, Tensor) or weight.dim() != 2 or any(True for _ in module.children()):
+    # Not `module.weight`: a parametrized one is computed when it is read.
+    weight = module._parameters.get("weight")
+    if weight is None or is_lazy(weight) or weight.dim() != 2 or any(True for _ in module.children()):
         return None
     names = {name for name, _ in module.named_parameters(recurse=False)}
     if isinstance(module, nn.Embedding | nn.EmbeddingBag | nn.Bilinear) or not names <= {"weight", "bias"}:

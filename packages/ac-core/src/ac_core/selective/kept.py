@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from ac_core.selective.effects import Effects, is_plain
 from ac_core.selective.random import RandomState
 from ac_core.selective.saved import CallSaves, discarded, hand_to_region
 
@@ -42,7 +43,8 @@ class Kept:
 
     handed: which inputs the region gives back. outputs: the result, gone once it was served: a second backward makes
     the call again. random: the generators' states after the call, if it drew. held: bytes that its autograd nodes hold,
-    by storage.
+    by storage. dropped: the plan says that no recompute asks for the result. spoiled: a recompute cannot go on from the
+    result, and makes the call again.
     """
 
     handed: tuple[int, ...]
@@ -50,6 +52,8 @@ class Kept:
     spec: TreeSpec | None
     random: RandomState | None
     held: dict[int, int]
+    dropped: bool = False
+    spoiled: bool = False
 
 
 @dataclass
@@ -57,15 +61,19 @@ class Region:
     """One forward of a block, and its recomputes.
 
     decision: what to keep, settled when the forward begins: a recompute must do as its forward did, whatever has been
-    learnt in between. observer: watches the calls, in a block's first step. mode: the function mode that is on.
+    learnt in between. observer: watches the calls, in a block's first step. mode: the function mode that is on. hooks:
+    where the region's saved tensors go: a call under hooks of somebody else, such as a checkpoint in the block, is not
+    kept.
     """
 
+    plan: Any
     decision: Any
     observer: Any = None
     kept: dict[Key, Kept] = field(default_factory=dict)
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
     recomputing: bool = False
     mode: Any = None
+    hooks: Any = None
 
     def key(self, path: str, what: str) -> Key:
         count = self.counts.get((path, what), 0)
@@ -112,37 +120,40 @@ def keep(
     kwargs: dict[str, Any],
     *,
     draws: bool,
+    effects: Effects | None = None,
 ) -> Any:
     """Make the call in a forward, keeping its output; or, in a recompute, go on from the kept output.
 
-    draws: whether the call may draw random numbers.
+    draws: whether the call may draw random numbers. effects: tells what else it does; None: nothing. A call that does
+    more than give its result is made again in the recompute.
     """
     inputs = list(tensors_in((*args, *kwargs.values())))
     if region.recomputing:
         return _serve(region.kept[key], lambda: function(*args, **kwargs), inputs)
     saves = CallSaves(inputs)
     before = RandomState.of(inputs) if draws else None
+    kept = region.kept[key] = Kept((), None, None, None, saves.held)  # as it stays if the call raises
     with entered(key), saves.hooks():
         result = function(*args, **kwargs)
     after = RandomState.of(inputs) if before is not None else None
-    changed_inputs = saves.changed_inputs()
-    handed = saves.hand_over()
     leaves, spec = ([result], None) if isinstance(result, Tensor) else tree_flatten(result)
-    # What the call did to its inputs, the recompute has to do to its own: it makes the call again.
-    outputs = None if changed_inputs else [_output(leaf, inputs) for leaf in leaves]
-    region.kept[key] = Kept(handed, outputs, spec, after if after != before else None, saves.held)
+    kept.spoiled = (
+        saves.changed_inputs()
+        or (effects is not None and effects.changed() is not None)
+        or not all(map(is_plain, leaves))
+    )
+    kept.dropped = key[0] in region.decision.unasked
+    kept.handed = saves.hand_over()
+    if not (kept.spoiled or kept.dropped):
+        kept.outputs, kept.spec = [_output(leaf, inputs) for leaf in leaves], spec
+        kept.random = after if after != before else None
     return result
 
 
 def _serve(kept: Kept, call: Callable[[], Any], inputs: list[Tensor]) -> Any:
     outputs, kept.outputs = kept.outputs, None
-    again = outputs is None or not all(o.unchanged for o in outputs if isinstance(o, _Output))
-    if again:
-        # Served before, or changed in place by the block since. The inputs are those of the forward: make the call.
-        with entered(None), discarded():
-            result = call()
-    elif kept.random is not None:
-        kept.random.restore()
+    if outputs is not None and not all(o.unchanged for o in outputs if isinstance(o, _Output)):
+        outputs, kept.spoiled = None, True  # the block has changed it in place since
     try:
         for index in kept.handed:
             hand_to_region(inputs[index])
@@ -150,8 +161,13 @@ def _serve(kept: Kept, call: Callable[[], Any], inputs: list[Tensor]) -> Any:
         # The region ends the recompute right here, with the last tensor that it needs, and this call was not needed.
         kept.outputs = outputs
         raise
-    if again:
-        return result
+    kept.dropped = False
+    if outputs is None:
+        # There is no result, or none any more: it was served before. The inputs are the forward's: make the call.
+        with entered(None), discarded():
+            return call()
+    if kept.random is not None:
+        kept.random.restore()
     values = [o.serve(inputs) if isinstance(o, _Output) else o for o in outputs]
     return values[0] if kept.spec is None else tree_unflatten(values, kept.spec)
 

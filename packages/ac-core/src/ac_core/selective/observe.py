@@ -1,5 +1,7 @@
 """The first step of a block, watched: which calls it makes, how large they are, and which of them a recompute needs."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -25,6 +27,7 @@ class Observer:
         self._units: dict[str, Unit] = {}
         self._reached: set[Key | str] = set()
         self._open: list[_UnitSaves] = []
+        self._owners: set[str] = set()
 
     def called(self, region: Region, key: Key, kind: CallKind, args: tuple[Any, ...], result: Any) -> None:
         """A call of interest has returned."""
@@ -38,13 +41,18 @@ class Observer:
         held = region.kept[key].held if key in region.kept else {}
         own = {storage_key(output) for output in outputs}
         besides = sum(size for storage, size in held.items() if storage not in own)
-        site = self._sites[key] = Site(kind, nbytes, flops / max(nbytes, 1), besides, weight=weight)
+        given = sum(tensor.numel() * tensor.element_size() for tensor in args if isinstance(tensor, Tensor))
+        site = Site(kind, nbytes, flops / max(nbytes, 1), given, besides, weight=weight)
+        site.spoiled = key in self._plan.sites and self._plan.sites[key].spoiled
+        self._sites[key] = site
         if site.costly:
-            region.decision.costly.add(kind.name)  # at once: the blocks behind this one are not to hold as much
+            region.decision.costly.add((key[0], kind.name))  # at once: the blocks behind are not to hold as much
         for unit in self._open:
             unit.held |= held
 
-    def enter(self, inputs: list[Tensor], module: nn.Module) -> "_UnitSaves":
+    def enter(self, path: str, inputs: list[Tensor], module: nn.Module) -> "_UnitSaves":
+        """The module at `path` is about to run, in the forward."""
+        self._owners.add(path)
         unit = _UnitSaves(inputs, list(module.parameters()))
         self._open.append(unit)
         return unit
@@ -66,8 +74,7 @@ class Observer:
                 site.needed = key in self._reached
             for path, unit in self._units.items():
                 unit.needed = path in self._reached
-            self._plan.sites, self._plan.units = self._sites, self._units
-            self._plan.learnt = self._plan.stale = True
+            self._plan.learn(self._sites, self._units, self._owners)
             region.observer = None
 
 
@@ -84,14 +91,22 @@ class _UnitSaves:
         self._saved: dict[int, Tensor] = {}
         self.held: dict[int, int] = {}  # by the kept calls that the module makes
 
-    def hooks(self) -> saved_tensors_hooks:
+    @contextmanager
+    def hooks(self, region: Region) -> Iterator[None]:
+        """The context to run the module in."""
         region_pack, region_unpack = top_hooks(True)
 
         def pack(tensor: Tensor) -> Any:
             self._count(tensor)
             return region_pack(tensor)
 
-        return saved_tensors_hooks(pack, region_unpack)
+        outer = region.hooks
+        with saved_tensors_hooks(pack, region_unpack):
+            region.hooks = innermost_hooks()
+            try:
+                yield
+            finally:
+                region.hooks = outer
 
     def total(self, outputs: list[Any]) -> int:
         for output in outputs:
@@ -112,9 +127,10 @@ def is_early_stop(kind: type[BaseException]) -> bool:
     return kind.__name__ == "_StopRecomputationError"  # private: known by name, here alone
 
 
-def outer_hooks_active() -> bool:
-    """Whether somebody else's saved-tensor hooks are active: an outer checkpoint, offloading to the host."""
-    return top_hooks(True) is not None
+def innermost_hooks() -> Any:
+    """The pack hook that a tensor saved now goes to, of a region, an outer checkpoint, an offload; or None."""
+    hooks = top_hooks(True)
+    return None if hooks is None else hooks[0]
 
 
 def _inner_size(args: tuple[Any, ...], outputs: list[Tensor]) -> tuple[int, bool]:

@@ -1,5 +1,6 @@
 """What is kept in which block: from the settings, from the modules, and from what the first step shows."""
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -8,10 +9,11 @@ from torch import nn
 
 from ac_core.selective.budget import Candidate, spend
 from ac_core.selective.families import ATTENTION, COLLECTIVE, MATMUL, ROUTER, CallKind, matmul_leaf
-from ac_core.selective.kept import Key
+from ac_core.selective.kept import Kept, Key
 
 _DEFAULT = (ATTENTION, COLLECTIVE, ROUTER)  # and part of the matmuls
 _FAMILIES = (*_DEFAULT, MATMUL)
+_PATIENCE = 8
 FORWARD = "forward"
 """What a key says of a call that is a whole module's forward."""
 
@@ -48,21 +50,26 @@ class SaveRule:
 
 @dataclass
 class Site:
-    """What is known of a call in a block. nbytes: of the output; intensity: FLOPs that produced it, a byte."""
+    """What is known of a call in a block. nbytes: of the output; intensity: FLOPs that produced it, a byte; given: of
+    its inputs; held: bytes that it holds for backward besides output and inputs. spoiled: a recompute could not go on
+    from its output."""
 
     kind: CallKind
     nbytes: float
     intensity: float
+    given: int = 0
     held: int = 0
     needed: bool = True
+    spoiled: bool = False
     weight: bool = False
     """One factor is a weight matrix: a matmul of which the policy may keep part."""
 
     @property
     def costly(self) -> bool:
-        """Whether keeping the call holds far more than its output: attention that is not fused after all, but runs as
-        matmuls over the square of the sequence. Fused attention, projections included, holds five to six times that."""
-        return self.held > 8 * self.nbytes
+        """Whether keeping the call holds far more than what it is given and gives: attention that is not fused after
+        all, but runs as matmuls over the square of the sequence. Fused attention holds twice that, projections
+        included."""
+        return self.kind.family == ATTENTION and self.held > 3 * (self.nbytes + self.given)
 
 
 @dataclass
@@ -72,6 +79,7 @@ class Unit:
 
     held: int
     needed: bool = True
+    spoiled: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,21 +88,22 @@ class Decision:
 
     calls: whose outputs are kept. modules: those that are kept as one call, in place of the calls they make. active:
     modules in whose own forward functions are to be intercepted; None: in all, since the block's calls are not known
-    yet, and what the rule names is kept as it comes. costly: names of functions that have been seen to hold much more
-    than their output; shared by all blocks of the model.
+    yet, and what the rule names is kept as it comes. unasked: kept modules whose result no recompute asks for. costly:
+    functions, by module and name, that have been seen to hold much; shared by all blocks of the model.
     """
 
     rule: SaveRule
     calls: frozenset[Key] = frozenset()
     modules: frozenset[str] = frozenset()
     active: frozenset[str] | None = None
-    costly: set[str] = field(default_factory=set)
+    unasked: frozenset[str] = frozenset()
+    costly: set[tuple[str, str]] = field(default_factory=set)
 
     def keeps(self, key: Key, kind: CallKind) -> bool:
         """Whether to keep the call that is about to be made."""
         if key in self.calls or key[0] in self.modules:
             return True
-        return self.active is None and self.rule.keeps(kind) and kind.name not in self.costly
+        return self.active is None and self.rule.keeps(kind) and (key[0], kind.name) not in self.costly
 
     def intercepts(self, path: str) -> bool:
         """Whether to watch the functions that the module at `path` calls."""
@@ -105,18 +114,43 @@ class Decision:
 class BlockPlan:
     """The calls of one block and, at any time, the decision about them.
 
-    named: modules that a glob of the rule names, and whether a recompute needs them. experts: leaf matmuls in a list
-    inside of the block: each sees a part of the tokens, another in every step, and the policy's part of the matmuls
-    leaves them out. learnt: the first step has shown the calls.
+    named: modules that a glob of the rule names; unasked: those of them whose result no recompute asks for. experts:
+    leaf matmuls in a list inside of the block: each sees a part of the tokens, another in every step, and the policy's
+    part of the matmuls leaves them out. owners: modules that were seen to run; unseen: that ran, but in a step that was
+    not watched. patience: steps to go on watching for those. learnt: nothing is left to watch for. attached: the
+    modules of the block have their sites.
     """
 
     decision: Decision
     experts: frozenset[str] = frozenset()
-    named: dict[str, bool] = field(default_factory=dict)
+    named: list[str] = field(default_factory=list)
+    unasked: set[str] = field(default_factory=set)
+    owners: set[str] = field(default_factory=set)
     sites: dict[Key, Site] = field(default_factory=dict)
     units: dict[str, Unit] = field(default_factory=dict)
+    unseen: set[str] = field(default_factory=set)
+    patience: int = 0
     learnt: bool = False
     stale: bool = True
+    attached: bool = True
+
+    def met(self, path: str) -> None:
+        """A module ran that has not been watched: watch the steps to come, until it runs again."""
+        if path not in self.unseen:
+            self.unseen.add(path)
+            self.learnt, self.patience = False, _PATIENCE
+
+    def learn(self, sites: dict[Key, Site], units: dict[str, Unit], owners: set[str]) -> None:
+        """A step was watched. What it did not call is as it was, but for what was only expected of the modules."""
+        if not self.owners:
+            self.sites = {}
+        self.sites |= sites
+        self.units |= {path: unit for path, unit in units.items() if not self.units.get(path, unit).spoiled}
+        self.owners |= owners | {""}
+        self.unseen -= owners | {path for path, _, _ in sites}
+        self.patience -= 1
+        self.stale = True
+        self.learnt = not self.unseen or self.patience < 0
 
     def ran_again(self, key: Key) -> None:
         """A recompute made this call: it was not kept. If that was because none needed it, now one does."""
@@ -124,14 +158,33 @@ class BlockPlan:
         if site is not None and self.learnt and not site.needed:
             site.needed = self.stale = True
 
-    def not_asked_for(self, keys: Iterable[Key]) -> None:
-        """A recompute ended without these kept outputs: so they need not be kept."""
-        for key in keys:
-            if self.named.get(key[0]):
-                self.named[key[0]], self.stale = False, True
-            known = self.units.get(key[0]) if key[0] in self.decision.modules else self.sites.get(key)
-            if known is not None and known.needed:
+    def served(self, kept: dict[Key, Kept]) -> None:
+        """A recompute has ended: what it did not ask for need not be kept, and what it could not use, neither."""
+        for key, call in kept.items():
+            unit, site = self.units.get(key[0]), self.sites.get(key)
+            known = unit if key[0] in self.decision.modules else site
+            if call.spoiled:
+                self._spoil(key[0], known)
+            elif call.outputs is not None and key[0] in self.named:
+                self.stale |= key[0] not in self.unasked
+                self.unasked.add(key[0])
+            elif call.outputs is not None and known is not None and known.needed:
                 known.needed, self.stale = False, True
+            elif key[0] in self.unasked and not call.dropped:
+                self.unasked.discard(key[0])
+                self.stale = True
+
+    def _spoil(self, path: str, known: Site | Unit | None) -> None:
+        if path in self.named:
+            self.named.remove(path)
+            self.stale = True
+            warnings.warn(
+                f"save: '{path}' is not kept any longer: its forward changes more than its result, or the block changes"
+                " that in place, so that the recompute has to run it again anyway",
+                stacklevel=2,
+            )
+        if known is not None and not known.spoiled:
+            known.spoiled = self.stale = True
 
 
 @dataclass
@@ -140,7 +193,7 @@ class ModelPlan:
 
     rule: SaveRule
     blocks: list[BlockPlan] = field(default_factory=list)
-    costly: set[str] = field(default_factory=set)
+    costly: set[tuple[str, str]] = field(default_factory=set)
 
     def add(self, name: str, block: nn.Module) -> BlockPlan:
         """A plan for one more block, from what its modules tell."""
@@ -151,9 +204,11 @@ class ModelPlan:
             if leaf.features is not None:
                 # Bytes in units of one row of output elements: until the first step shows the real ones.
                 plan.sites[path, FORWARD, 0] = Site(LEAF, leaf.features, leaf.inner, weight=True)
-        for path, _ in block.named_modules():
+        for path, module in block.named_modules():
+            if is_list(module):
+                continue  # never called: what is in it is
             if path and self.rule.keeps_module(name, path) and not any(inside(path, other) for other in plan.named):
-                plan.named[path] = True
+                plan.named.append(path)
         self.blocks.append(plan)
         return plan
 
@@ -166,17 +221,21 @@ class ModelPlan:
             kept = self._named(plan)
             if by_budget is not None:
                 kept |= by_budget[index]
-            modules = _merge(plan, kept) | {path for path, needed in plan.named.items() if needed}
+            modules = _merge(plan, kept) | set(plan.named)
             calls = frozenset(key for key in kept if not any(inside(key[0], module) for module in modules))
             active = frozenset(path for path, what, _ in calls if what != FORWARD) if plan.learnt else None
-            plan.decision, plan.stale = Decision(self.rule, calls, modules, active, self.costly), False
+            unasked = frozenset(plan.unasked)
+            plan.decision, plan.stale = Decision(self.rule, calls, modules, active, unasked, self.costly), False
 
     def _named(self, plan: BlockPlan) -> set[Key]:
         """The calls that the rule keeps whatever they cost, as long as they hold little more than their output."""
         return {
             key
             for key, site in plan.sites.items()
-            if site.needed and site.kind.name not in self.costly and self.rule.keeps(site.kind)
+            if site.needed
+            and not site.spoiled
+            and (key[0], site.kind.name) not in self.costly
+            and self.rule.keeps(site.kind)
         }
 
     def _within_budget(self) -> list[frozenset[Key]]:
@@ -190,7 +249,13 @@ LEAF = CallKind(FORWARD, MATMUL, frozenset(("aten::linear", "aten::mm", "aten::a
 def _candidates(plan: BlockPlan) -> list[Candidate[Key]]:
     attentive = {key[0] for key, site in plan.sites.items() if site.kind.family == ATTENTION}
     return [
-        Candidate(key, site.nbytes, site.intensity, site.needed, any(inside(key[0], owner) for owner in attentive))
+        Candidate(
+            key,
+            site.nbytes + site.held,
+            site.intensity,
+            site.needed and not site.spoiled,
+            any(inside(key[0], owner) for owner in attentive),
+        )
         for key, site in plan.sites.items()
         if site.weight and site.kind.family == MATMUL and key[0] not in plan.experts
     ]
@@ -204,7 +269,7 @@ def _merge(plan: BlockPlan, kept: set[Key]) -> frozenset[str]:
     """
     merged: list[str] = []
     for path, unit in sorted(plan.units.items(), key=lambda item: item[0].count(".")):
-        if not unit.needed or any(inside(path, other) for other in merged):
+        if not unit.needed or unit.spoiled or any(inside(path, other) for other in merged):
             continue
         inner = {key: site for key, site in plan.sites.items() if inside(key[0], path)}
         needed = {key: site.kind.family for key, site in inner.items() if site.needed}
@@ -215,6 +280,11 @@ def _merge(plan: BlockPlan, kept: set[Key]) -> frozenset[str]:
         if heavy and kept.issuperset(heavy) and kept.issuperset(shared) and unit.held <= 1.02 * separate:
             merged.append(path)
     return frozenset(merged)
+
+
+def is_list(module: nn.Module) -> bool:
+    """Whether the module only holds others, and is never called."""
+    return isinstance(module, nn.ModuleList | nn.ModuleDict) and "forward" not in module.__dict__
 
 
 def inside(path: str, module: str) -> bool:

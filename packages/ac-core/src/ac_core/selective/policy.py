@@ -12,7 +12,7 @@ from ac_core.errors import ActivationCheckpointingError
 from ac_core.selective.compiled import compiled_contexts
 from ac_core.selective.context import KeptCalls
 from ac_core.selective.ops import check_op_name
-from ac_core.selective.plan import ModelPlan, SaveRule
+from ac_core.selective.plan import ModelPlan, SaveRule, is_list
 from ac_core.selective.sites import attach_sites
 
 
@@ -33,7 +33,7 @@ class SelectiveCalls:
         """Prepare the modules inside the region called `name`; the context function to checkpoint it with."""
         region = self._regions[name]
         attach_sites(region.module, self._of[name])
-        return KeptCalls(self._plan(region), self._of[name])
+        return KeptCalls(self._plan(region), self._of[name], region.module)
 
     def _plan(self, region: Region) -> ModelPlan:
         return self._plans[region.block.part, region.dormant]
@@ -76,7 +76,7 @@ def _is_compiled(module: nn.Module, *, itself: bool) -> bool:
 
 
 def _no_module(glob: str, regions: Sequence[Region]) -> str | None:
-    paths = [(region.name, path) for region in regions for path, _ in region.module.named_modules() if path]
+    paths = [(region.name, p) for region in regions for p, m in region.module.named_modules() if p and not is_list(m)]
     rule = SaveRule.of((glob,))
     if any(rule.keeps_module(name, path) for name, path in paths):
         return None

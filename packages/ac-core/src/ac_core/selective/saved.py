@@ -69,7 +69,7 @@ class CallSaves:
             return saved
         key = storage_key(tensor)
         for index, (given, given_key) in enumerate(zip(self._inputs, self._keys, strict=True)):
-            if given_key == key and given.dtype == tensor.dtype and type(given) is type(tensor):
+            if given_key == key and _alike(given, tensor):
                 saved.geometry = None if given is tensor else _Geometry.of(tensor)
                 self._of_inputs.append((index, given._version, saved))
                 return saved
@@ -159,14 +159,16 @@ _ANCHOR = torch.empty(0, requires_grad=True)  # makes autograd save, whether the
 
 def hand_to_region(tensor: Tensor) -> Any:
     """Lets the region save `tensor`; the node from which it can be taken back, once in a backward."""
-    return _HandedNode.apply(_ANCHOR, tensor.detach()).grad_fn
+    with torch.enable_grad():
+        return _HandedNode.apply(_ANCHOR, tensor.detach()).grad_fn
 
 
 class discarded(saved_tensors_hooks):  # noqa: N801 - a context manager, named like its base
     """Runs a kept call again in a recompute: what it saves has been kept by the forward."""
 
     def __init__(self) -> None:
-        super().__init__(lambda _: None, lambda _: None)
+        # Kept for as long as its result is: the block may ask for a gradient inside of its forward.
+        super().__init__(lambda tensor: tensor.detach(), lambda tensor: tensor)
 
 
 def is_parameter(tensor: Tensor) -> bool:
@@ -190,14 +192,33 @@ def source_of_cast(tensor: Tensor, inputs: list[Tensor]) -> int | nn.Parameter |
     return of if type(of) is nn.Parameter else None
 
 
+def _alike(given: Tensor, tensor: Tensor) -> bool:
+    """Whether `tensor`, in the memory of `given`, is a view that strides can describe."""
+    if tensor is given:
+        return True
+    return (
+        given.dtype == tensor.dtype
+        and type(given) is type(tensor)
+        and given.layout == tensor.layout == torch.strided
+        and given.is_conj() == tensor.is_conj()
+        and given.is_neg() == tensor.is_neg()
+    )
+
+
 def storage_key(tensor: Tensor) -> int:
-    """Tells whether two tensors share memory."""
-    return _storage(tensor)._cdata
+    """Tells whether two tensors share memory. One without a memory of its own, such as a sparse one, is its own key."""
+    try:
+        return _storage(tensor)._cdata
+    except (NotImplementedError, RuntimeError):
+        return -id(tensor)
 
 
 def storage_bytes(tensor: Tensor) -> int:
     """Bytes of the memory that `tensor` is in, on this rank."""
-    return _storage(tensor).nbytes()
+    try:
+        return _storage(tensor).nbytes()
+    except (NotImplementedError, RuntimeError):
+        return tensor.numel() * tensor.element_size()
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage:

@@ -11,10 +11,11 @@ from torch.overrides import TorchFunctionMode
 
 from ac_core.errors import ActivationCheckpointingError
 from ac_core.region.tracing import is_traced, never_compiled_alone
-from ac_core.selective.effects import changed_since, state_of
+from ac_core.selective.effects import Effects
 from ac_core.selective.families import COLLECTIVE, MATMUL, CallKind, is_unsavable, kind_of, matmul_leaf
 from ac_core.selective.kept import Key, Region, current_region, entered, keep, tensors_in
-from ac_core.selective.plan import FORWARD, LEAF, BlockPlan
+from ac_core.selective.observe import innermost_hooks
+from ac_core.selective.plan import FORWARD, LEAF, BlockPlan, is_list
 
 # NOTE [ Sites ]
 # A function mode around a whole block would see every call, and cost a microsecond for each, `.shape` included. So
@@ -50,13 +51,16 @@ class LeafSite(_Site):
         if region is None:
             return self._original(*args, **kwargs)
         key = region.key(self.path, FORWARD)
+        if region.observer is None and not region.recomputing and key not in region.plan.sites:
+            region.plan.met(self.path)
         if _is_kept(region, key, LEAF):
-            result = keep(region, key, self._original, args, kwargs, draws=False)
+            draws = type(self.module).forward is not nn.Linear.forward
+            result = keep(region, key, self._original, args, kwargs, draws=draws)
         else:
             with nullcontext() if region.mode is None else entered(None):  # the mode would see the same call again
                 result = self._original(*args, **kwargs)
             if region.recomputing:
-                self.plan.ran_again(key)
+                region.plan.ran_again(key)
         if region.observer is not None:
             region.observer.called(region, key, LEAF, (*args, self.module.weight), result)
         return result
@@ -71,9 +75,11 @@ class OwnerSite(_Site):
         if region is None:
             return self._original(*args, **kwargs)
         key = region.key(self.path, FORWARD)
-        if key in region.kept if region.recomputing else self.path in region.decision.modules:
+        if _is_kept_module(region, key):
             return self._keep(region, key, args, kwargs)
         if region.observer is None:
+            if not region.recomputing and self.path not in region.plan.owners:
+                region.plan.met(self.path)
             with functions_of(region, self.path):
                 return self._original(*args, **kwargs)
         if region.recomputing:
@@ -81,22 +87,24 @@ class OwnerSite(_Site):
                 result = self._original(*args, **kwargs)
             region.observer.reached(self.path)
             return result
-        unit = region.observer.enter(list(tensors_in((*args, *kwargs.values()))), self.module)
-        before = state_of(self.module)
-        with functions_of(region, self.path), unit.hooks():
+        if innermost_hooks() is not region.hooks:
+            return self._original(*args, **kwargs)  # in a checkpoint inside of the block: nothing can be kept
+        unit = region.observer.enter(self.path, list(tensors_in((*args, *kwargs.values()))), self.module)
+        effects = Effects(self.module, args, kwargs)
+        with functions_of(region, self.path), unit.hooks(region):
             result = self._original(*args, **kwargs)
-        region.observer.left(self.path, unit, result, pure=changed_since(before, self.module) is None)
+        region.observer.left(self.path, unit, result, pure=effects.changed() is None)
         return result
 
     def _keep(self, region: Region, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if region.observer is None or region.recomputing:
+        if region.recomputing:
             return keep(region, key, self._original, args, kwargs, draws=True)
-        before = state_of(self.module)
-        result = keep(region, key, self._original, args, kwargs, draws=True)
-        if changed := changed_since(before, self.module):
+        effects = Effects(self.module, args, kwargs)
+        result = keep(region, key, self._original, args, kwargs, draws=True, effects=effects)
+        if region.observer is not None and self.path in region.plan.named and (changed := effects.changed()):
             raise ActivationCheckpointingError(
-                f"save: '{self.path}' changes '{self.path}.{changed}' in its forward, which a recompute that jumps over "
-                "it would not; name modules inside of it, or families such as 'matmul'"
+                f"save: '{self.path}' changes {changed} in its forward, and a recompute that jumps over it would not; "
+                "name modules inside of it, or families such as 'matmul'"
             )
         return result
 
@@ -172,35 +180,47 @@ class _At:
 
 
 def _is_kept(region: Region, key: Key, kind: CallKind) -> bool:
-    return key in region.kept if region.recomputing else region.decision.keeps(key, kind)
+    if region.recomputing:
+        return key in region.kept
+    return region.decision.keeps(key, kind) and innermost_hooks() is region.hooks
+
+
+def _is_kept_module(region: Region, key: Key) -> bool:
+    if region.recomputing:
+        return key in region.kept
+    return key[0] in region.decision.modules and innermost_hooks() is region.hooks
 
 
 def attach_sites(block: nn.Module, plan: BlockPlan) -> None:
     """Give the modules inside `block` their sites. A module under two names gets the first."""
+    plan.attached = True
     for path, module in block.named_modules():
-        if module is block:
-            continue
+        if module is block or is_list(module) or isinstance(_site_of(module), _Site):
+            continue  # a module that blocks share has the site of the first: each region goes by its own plan
         if matmul_leaf(module) is not None:
             module.forward = LeafSite(module, path, plan).__call__  # type: ignore[assignment]
-        elif path in plan.named or not _calls_nothing(module):
+        elif path in plan.named or plan.decision.rule.ops or not _calls_nothing(module):
             module.forward = OwnerSite(module, path, plan).__call__  # type: ignore[assignment]
 
 
 def detach_sites(model: nn.Module) -> None:
     """Undo `attach_sites` on every block of `model`."""
     for module in model.modules():
-        site = getattr(module.__dict__.get("forward"), "__self__", None)
+        site = _site_of(module)
         if isinstance(site, _Site):
+            site.plan.attached = False
             if site.replaced is None:
                 del module.forward
             else:
                 module.forward = site.replaced
 
 
+def _site_of(module: nn.Module) -> object:
+    return getattr(module.__dict__.get("forward"), "__self__", None)
+
+
 def _calls_nothing(module: nn.Module) -> bool:
-    """A leaf that is known to call nothing worth keeping: norms, activations, dropouts; a list has no forward."""
-    if isinstance(module, nn.ModuleList | nn.ModuleDict):
-        return True
+    """A leaf that is known to call nothing worth keeping: norms, activations, dropouts."""
     if any(True for _ in module.children()):
         return False
     own = list(module.parameters(recurse=False))
