@@ -95,8 +95,8 @@ class OwnerSite(_Site):
         result = keep(region, key, self._original, args, kwargs, draws=True)
         if changed := changed_since(before, self.module):
             raise ActivationCheckpointingError(
-                f"save: '{self.path}' changes '{self.path}.{changed}' in its forward, which a recompute that jumps over "
-                "it would not; name modules inside of it, or families such as 'matmul'"
+                f"save: '{self.path}' changes '{self.path}.{changed}' in its forward, and a recompute that goes past "
+                "would not; name modules inside of it, or families such as 'matmul'"
             )
         return result
 
