@@ -40,7 +40,7 @@ class _StrategyConfig:
         scope = scope_names(self.activation_checkpointing_scope, field="activation_checkpointing_scope")
         if not isinstance(asked, ActivationCheckpointingConfig):
             object.__setattr__(self, "activation_checkpointing", policy_name(asked, field="activation_checkpointing"))
-        elif scope not in ("all", asked.scope):
+        elif scope != "all" and _parts(scope) != _parts(asked.scope):
             raise ValueError(
                 f"activation_checkpointing_scope: {scope!r} contradicts the scope {asked.scope!r} given inside "
                 "activation_checkpointing; give it once"
@@ -65,6 +65,10 @@ class _StrategyConfig:
         return ActivationCheckpointingConfig(policy=asked, scope=self.activation_checkpointing_scope)
 
 
+def _parts(scope: Scope) -> set[str]:
+    return {scope} if isinstance(scope, str) else set(scope)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FSDP2Config(_StrategyConfig):
     """Fully sharded data parallelism, `torch.distributed.fsdp.fully_shard`."""
@@ -81,7 +85,11 @@ class DDPConfig(_StrategyConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class MegatronFSDPConfig(_StrategyConfig):
-    """Megatron-FSDP. It checkpoints whole blocks or nothing: `selective` and `budget` are refused."""
+    """Megatron-FSDP. It checkpoints whole blocks or nothing: `selective` and `budget` are refused.
+
+    `full` may be applied before the model is wrapped or after, with the blocks as `fsdp_unit_modules`. Tested with
+    Megatron-FSDP's own wrapper on the CPU, its GPU streams replaced; not measured on a GPU yet.
+    """
 
     strategy: Literal["megatron_fsdp"] = "megatron_fsdp"
 

@@ -21,8 +21,8 @@ def test_numbers_are_those_without_checkpointing(trained, case, policy):
 def test_selective_is_between_full_and_none(trained, case):
     for outcome in trained(case):
         none, full, selective = outcome["none"], outcome["full"], outcome["selective"]
-        # Frozen products are worth as much as others: with adapters too, the recompute runs the lesser part again.
-        assert none.matmuls < selective.matmuls < (none.matmuls + full.matmuls) / 2
+        # Frozen products are worth as much as others: with adapters too, the recompute runs no more than half of them.
+        assert none.matmuls < selective.matmuls <= (none.matmuls + full.matmuls) / 2
         assert full.saved < selective.saved < none.saved
 
 

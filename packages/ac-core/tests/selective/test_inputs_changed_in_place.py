@@ -49,3 +49,32 @@ def test_gradients_are_those_without_checkpointing(save):
     apply_activation_checkpointing(model, config, blocks=Block)
     for _ in range(3):  # the calls are kept one by one in the first step, and `inner` as a whole from the second on
         assert all(map(torch.equal, gradients(), expected))
+
+
+def test_an_input_that_was_made_in_inference_mode_has_no_version_and_is_none_the_worse():
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x, scale):
+            return self.linear(x) + scale
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.last = Scaled(), nn.Linear(8, 8)
+
+        def forward(self, x):
+            with torch.inference_mode():
+                scale = torch.full((8,), 2.0)
+            return x + self.last(self.inner(x, scale).sigmoid()).sigmoid()
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(), Block())
+    x = torch.randn(4, 8)
+    expected = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+    config = ActivationCheckpointingConfig(policy="selective", save=("inner",))
+    apply_activation_checkpointing(model, config, blocks=Block)
+    for _ in range(2):
+        assert all(map(torch.equal, torch.autograd.grad(model(x).sum(), list(model.parameters())), expected))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ac_core.region.generators import is_generator, state_of
 from ac_core.region.randomness import named_in_files_of
+from ac_core.selective.tensors import version
 
 _PLAIN = (Tensor, NoneType, bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _STANDARD = frozenset(nn.Module().__dict__) - {"training", "_buffers"}
@@ -73,10 +74,10 @@ def _contents(attributes: dict[Any, Any]) -> dict[Any, Any]:
         if kind in (int, bool, str, float, NoneType):
             continue
         if isinstance(value, Tensor):
-            contents[name] = value._version
+            contents[name] = version(value)
         elif kind is dict:
             contents[name] = [
-                (key, id(item), item._version if isinstance(item, Tensor) else 0) for key, item in value.items()
+                (key, id(item), version(item) if isinstance(item, Tensor) else 0) for key, item in value.items()
             ]
         elif kind in (list, set):
             contents[name] = list(map(id, value))

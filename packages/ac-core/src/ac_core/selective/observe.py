@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from ac_core.selective.families import CallKind
 from ac_core.selective.kept import Key, Region
 from ac_core.selective.plan import BlockPlan, Site, Unit
-from ac_core.selective.saved import is_parameter, source_of_cast, storage_bytes, storage_key
+from ac_core.selective.tensors import is_parameter, on_this_rank, source_of_cast, storage_bytes, storage_key
 
 # `_top_saved_tensors_default_hooks` is private: nothing public tells whether saved-tensor hooks are active, nor hands
 # them out. It is imported here alone, so that a torch that has moved it fails at once and by name.
@@ -34,7 +34,7 @@ class Observer:
         if region.recomputing:
             self._reached.add(key)
             return
-        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        outputs = [on_this_rank(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         nbytes = sum(output.numel() * output.element_size() for output in outputs)
         inner, weight = _inner_size(args, outputs)
         flops = 2 * inner * sum(output.numel() for output in outputs)
@@ -137,6 +137,6 @@ def _inner_size(args: tuple[Any, ...], outputs: list[Tensor]) -> tuple[int, bool
     """The size that a product contracts, and whether one factor is a weight matrix; from its factors' shapes."""
     weight = next((a for a in args if isinstance(a, Tensor) and is_parameter(a) and a.dim() == 2), None)
     if weight is not None and outputs and outputs[0].dim():
-        return weight.numel() // max(outputs[0].shape[-1], 1), True
+        return on_this_rank(weight).numel() // max(outputs[0].shape[-1], 1), True
     first = next((a for a in args if isinstance(a, Tensor) and a.dim()), None)
     return (0 if first is None else first.shape[-1]), False
