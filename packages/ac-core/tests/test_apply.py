@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import ac_core
 from ac_core import (
     ActivationCheckpointingConfig,
     ActivationCheckpointingError,
@@ -330,3 +331,21 @@ def test_two_ways_of_scoping():
     assert applied("multimodal") == {"vision", "audio"}
     assert applied(["language", "vision"]) == {"vision", "language"}
     assert applied("audio") == {"audio"}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        (["layers.0", "layrs.1"], "'layrs.1' matches no module; near: 'layers.1'"),
+        ("layers", r"'layers' matches a list of modules, which is never called itself; use 'layers\.\*'"),
+    ],
+)
+def test_a_choice_of_blocks_is_not_dropped_in_part(stack, blocks, message):
+    with pytest.raises(ac_core.ActivationCheckpointingError, match=message):
+        ac_core.apply_activation_checkpointing(stack(), blocks=blocks)
+
+
+def test_a_strategys_config_can_be_applied(stack):
+    config = ac_core.FSDP2Config(activation_checkpointing="selective", activation_checkpointing_scope=["language"])
+    report = ac_core.apply_activation_checkpointing(stack(), config)
+    assert (report.policy, report.scope) == ("selective", ("language",))

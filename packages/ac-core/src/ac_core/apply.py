@@ -8,7 +8,7 @@ from torch import nn
 
 from ac_core.choice import choose
 from ac_core.config import ActivationCheckpointingConfig, PolicyName, Scope
-from ac_core.discovery.blocks import BlockChoice, find_blocks
+from ac_core.discovery.blocks import BlockChoice, find_blocks, misses
 from ac_core.errors import ActivationCheckpointingError
 from ac_core.proof.trace import trace_if_asked
 from ac_core.region.cache import turn_cache_off, turn_cache_on
@@ -18,7 +18,9 @@ from ac_core.region.state import state_contexts
 from ac_core.report import Report, group_blocks
 from ac_core.selective.policy import select_calls
 from ac_core.selective.sites import detach_sites
+from ac_core.strategies import DDPConfig, FSDP2Config, MegatronFSDPConfig
 
+StrategyConfig = FSDP2Config | DDPConfig | MegatronFSDPConfig
 _RECORD = "_ac_core_applied"
 
 
@@ -32,7 +34,7 @@ class _Applied:
 
 def apply_activation_checkpointing(
     model: nn.Module,
-    config: ActivationCheckpointingConfig | bool | PolicyName | None = True,
+    config: ActivationCheckpointingConfig | StrategyConfig | bool | PolicyName | None = True,
     *,
     scope: Scope | list[str] | None = None,
     blocks: BlockChoice | Iterable[BlockChoice] | None = None,
@@ -48,7 +50,8 @@ def apply_activation_checkpointing(
 
     Args:
         model: any module.
-        config: a policy (`True`, `"full"`, `False`, `"none"`) or an `ActivationCheckpointingConfig`.
+        config: a policy (`True` or `"full"`, `"selective"`; `False`, `None` or `"none"`), an
+            `ActivationCheckpointingConfig`, or a strategy's config such as `FSDP2Config`.
         scope: shorthand for the field of that name, where `config` is a policy.
         blocks: what to take for blocks instead of what the rules find; see `find_blocks`.
         context_fn: `() -> (forward_context, recompute_context)`, as `torch.utils.checkpoint` takes it, or several: each
@@ -63,6 +66,7 @@ def apply_activation_checkpointing(
         ActivationCheckpointingError: no block is recognised, the scope holds none, checkpointing is already on (ours or
             another tool's). With `strict=False` these warn.
     """
+    config = getattr(config, "checkpointing", config)  # of a strategy's config
     if not isinstance(config, ActivationCheckpointingConfig):
         config = ActivationCheckpointingConfig(policy=config, scope=scope if scope is not None else "all")
     elif scope is not None:
@@ -73,6 +77,8 @@ def apply_activation_checkpointing(
             "original; use torch.nn.parallel.DistributedDataParallel"
         )
     found = find_blocks(model, blocks)
+    if found and blocks is not None and (problems := misses(model, blocks)):
+        raise ActivationCheckpointingError(f"blocks: {problems[0]}")
     if checkpointed_forwards(model):
         raise ActivationCheckpointingError(
             "ac-core already checkpoints this model; call remove_activation_checkpointing(model) first"

@@ -112,16 +112,18 @@ def _save(value: object) -> tuple[str, ...] | None:
     families = get_args(FamilyName)
     valid = f"a family ({_listed(families)}), a glob over module names, or an op such as 'aten::mm'"
     names = (value,) if isinstance(value, str) else value
-    if not isinstance(names, Sequence) or not names:
+    if isinstance(names, Sequence) and not names:
+        raise ValueError("save: an empty list keeps nothing; use policy 'full', or None for the rule of 'selective'")
+    if not isinstance(names, Sequence):
         raise ValueError(f"save: {value!r} is not a list of names, each {valid}")
     for name in names:
         if not isinstance(name, str) or not name:
             # An op packet stands for several ops, and torch's own policies have taken it for none of them.
-            written = str(name).replace(".", "::", 1)
+            written = "::".join(str(name).split(".")[:2])  # an overload goes: a name stands for all of them
             hint = f"; write {written!r}" if type(name).__name__ in ("OpOverloadPacket", "OpOverload") else ""
             raise ValueError(f"save: {name!r} is not {valid}{hint}")
         if name.startswith(("aten.", "torch.ops.")):
-            written = name.removeprefix("torch.ops.").replace(".", "::", 1)
+            written = "::".join(name.removeprefix("torch.ops.").split(".")[:2])
             raise ValueError(f"save: {name!r} is not {valid}; write {written!r}")
         if "::" in name:
             from ac_core.selective.ops import check_op_name

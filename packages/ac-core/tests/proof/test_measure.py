@@ -226,3 +226,15 @@ def test_how_it_is_shown(stack):
     apply_activation_checkpointing(model, "full")
     assert str(measure(model, IDS)).endswith("recompute 196,608 (29.6% more)")
     assert usage.to_dict()["saved_bytes"] == usage.saved_bytes
+
+
+def test_hooks_that_a_model_installs_in_its_first_forward_are_neither_lost_nor_doubled():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=64, output_hidden_states=True)
+    model = transformers.LlamaForCausalLM(config)
+    ids = torch.arange(24).reshape(2, 12)
+    measure(model, {"input_ids": ids, "labels": ids})
+    assert len(model(input_ids=ids).hidden_states) == 3
+    measure(model, {"input_ids": ids, "labels": ids})
+    assert len(model(input_ids=ids).hidden_states) == 3

@@ -450,3 +450,27 @@ def test_a_model_without_values():
 def test_what_is_no_model():
     with pytest.raises(TypeError, match=r"model: list is not a torch.nn.Module"):
         verify(find_blocks(blocks()), X)
+
+
+# -- blocks that are not run ------------------------------------------------------------------------------------------
+
+
+class ByAnotherMethod(nn.Module):
+    def __init__(self, called):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+        self.called = called
+
+    def forward(self, x):
+        for index, layer in enumerate(self.layers):
+            x = layer(x) if index in self.called else type(layer).forward(layer, x)
+        return x
+
+
+def test_blocks_that_are_not_called_through_their_forward_are_named():
+    assert verify(ByAnotherMethod({0, 1, 2}), X).idle == ()
+    result = verify(ByAnotherMethod({1}), X)
+    assert result.idle == ("layers.0", "layers.2")
+    assert "not called in this step, or not with gradients on: layers.0, layers.2" in repr(result)
+    with pytest.raises(ActivationCheckpointingError, match="none of the 3 blocks"):
+        verify(ByAnotherMethod(set()), X)

@@ -17,7 +17,8 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
 
@@ -41,7 +42,7 @@ class Block:
     """
 
     name: str
-    module: nn.Module
+    module: nn.Module = field(repr=False)
     part: str
     trainable: bool
     why: str
@@ -78,6 +79,23 @@ def find_blocks(model: nn.Module, blocks: BlockChoice | Iterable[BlockChoice] | 
         for name, module in model.named_modules()
         if name in search.found
     ]
+
+
+def misses(model: nn.Module, blocks: BlockChoice | Iterable[BlockChoice]) -> list[str]:
+    """What is wrong with a caller's choice: entries that match no module, and those that match a list, which is never
+    called itself."""
+    problems = []
+    named = list(model.named_modules())[1:]
+    for choice in _choices(blocks):
+        chosen = _any_of([choice])
+        hits = [(name, module) for name, module in named if chosen(name, module)]
+        lists = [name for name, module in hits if isinstance(module, nn.ModuleList | nn.ModuleDict)]
+        if not hits:
+            close = get_close_matches(str(choice), [name for name, _ in named], n=2)
+            problems.append(f"{choice!r} matches no module" + f"; near: {', '.join(map(repr, close))}" * bool(close))
+        elif lists and len(lists) == len(hits):
+            problems.append(f"{choice!r} matches a list of modules, which is never called itself; use '{lists[0]}.*'")
+    return problems
 
 
 def candidate_containers(model: nn.Module) -> list[str]:

@@ -73,6 +73,7 @@ class Before:
         tensors = {id(p.value): p.value for p in self._places.values() if isinstance(p.value, Tensor)}
         self._copies = {key: tensor.detach().clone() for key, tensor in tensors.items()}
         self._generators = random_states(model)
+        self._hooks = [(hooks, set(hooks)) for module in model.modules() for hooks in _hooks_of(module)]
 
     def changes(self) -> dict[str, Any]:
         """By path: every buffer as it is now, and the plain attributes that have changed. Tensors are copied."""
@@ -95,6 +96,10 @@ class Before:
         generators = _generators(self._model)
         for name, state in self._generators.items():
             generators[name][1](state)
+        # A library may install hooks in the first forward and note in an attribute that it has: both go, or neither.
+        for hooks, before in self._hooks:
+            for handle in [handle for handle in hooks if handle not in before]:
+                del hooks[handle]
 
     def _is_as_before(self, now: "_Place") -> bool:
         before = self._places.get(now.key)
@@ -127,6 +132,17 @@ def _places(model: nn.Module) -> list[_Place]:
             attributes = module.__dict__
             found += [_Place(prefix + k, attributes, k, v, False) for k, v in attributes.items() if _is_plain(v)]
     return found
+
+
+def _hooks_of(module: nn.Module) -> list[dict[int, Any]]:
+    # Nothing public lists the hooks of a module.
+    return [
+        module._forward_pre_hooks,
+        module._forward_pre_hooks_with_kwargs,
+        module._forward_hooks,
+        module._forward_hooks_with_kwargs,
+        module._forward_hooks_always_called,
+    ]
 
 
 def _is_plain(value: object) -> bool:

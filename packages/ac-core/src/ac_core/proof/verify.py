@@ -25,7 +25,7 @@ _SHOWN = 10
 """Differences of one kind that the table shows."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verification:
     """The outcome of `verify`, true where all is equal. `print(result)` shows a table. Of a sharded model: this rank's.
 
@@ -35,7 +35,8 @@ class Verification:
     are not and by how much.
     unstable: in what the model without checkpointing differs from itself, in two steps from the same state. This is not
     compared again with checkpointing.
-    report: what was applied, where `verify` applied it.
+    report: what was applied, where `verify` applied it. idle: checkpointed blocks that the step did not call, or not
+    with gradients on: nothing of them was verified.
     """
 
     loss: Comparison
@@ -44,6 +45,7 @@ class Verification:
     rng: Comparison
     unstable: tuple[Difference, ...]
     report: Report | None
+    idle: tuple[str, ...] = ()
 
     @property
     def deterministic(self) -> bool:
@@ -67,9 +69,16 @@ class Verification:
             "compared": {kind: comparison.compared for kind, comparison in self._comparisons()},
             "differences": [d.to_dict() for _, comparison in self._comparisons() for d in comparison.differences],
             "unstable": [d.to_dict() for d in self.unstable],
+            "idle": list(self.idle),
         }
 
     def __str__(self) -> str:
+        return self._table()
+
+    def __repr__(self) -> str:
+        return self._table()  # what pytest shows of a failed assert
+
+    def _table(self) -> str:
         head = "with activation checkpointing against without: "
         if not self.deterministic:
             head += (
@@ -79,6 +88,8 @@ class Verification:
         else:
             head += "equal, bit for bit" if self.equal else "NOT equal"
         lines = [head, "  kind       compared  different"]
+        if self.idle:
+            lines.append(f"  not called in this step, or not with gradients on: {', '.join(self.idle)}")
         lines += [f"  {kind:<9}  {c.compared:<8}  {len(c.differences)}" for kind, c in self._comparisons()]
         for _, comparison in self._comparisons():
             lines += _listed(comparison.differences, "")
@@ -127,14 +138,14 @@ def verify(
         if applied:
             with without_checkpointing(model):
                 expected, unstable = _steps_without(model, batch, loss)
-            comparisons = _steps_with(model, batch, loss, expected, unstable)
+            comparisons, idle = _steps_with(model, batch, loss, expected, unstable)
         else:
             expected, unstable = _steps_without(model, batch, loss)
             with _applied(model, config, scope=scope, blocks=blocks, context_fn=context_fn) as report:
-                comparisons = _steps_with(model, batch, loss, expected, unstable)
+                comparisons, idle = _steps_with(model, batch, loss, expected, unstable)
     finally:
         turn_cache_on(configs_with_cache)
-    return Verification(**comparisons, unstable=unstable, report=report)
+    return Verification(**comparisons, unstable=unstable, report=report, idle=idle)
 
 
 def _refuse(model: nn.Module, config: object, applied: bool, *, has_options: bool) -> None:
@@ -196,14 +207,24 @@ def _steps_without(model: nn.Module, batch: Any, loss: Loss | None) -> tuple[_Ou
 
 def _steps_with(
     model: nn.Module, batch: Any, loss: Loss | None, expected: _Outcome, unstable: tuple[Difference, ...]
-) -> dict[str, Comparison]:
-    """In what two steps with checkpointing differ from `expected`, by kind. One outcome at a time is held."""
+) -> tuple[dict[str, Comparison], tuple[str, ...]]:
+    """In what two steps with checkpointing differ from `expected`, by kind, and the blocks that were not called. One
+    outcome at a time is held."""
+    forwards = [forward for _, forward in checkpointed_forwards(model)]
+    for forward in forwards:
+        forward.called = False
     try:
         first, second = (_compare(expected, _step(model, batch, loss), unstable) for _ in range(2))
     except Exception as error:
         error.add_note("raised in a step with activation checkpointing; two steps without it had gone through")
         raise
-    return {kind: first[kind].joined(second[kind]) for kind in first}
+    idle = tuple(forward.name for forward in forwards if not forward.called)
+    if forwards and len(idle) == len(forwards):
+        raise ActivationCheckpointingError(
+            f"none of the {len(forwards)} blocks ('{idle[0]}', ...) was called through its forward with gradients on, "
+            "so nothing is checkpointed: the model calls another method of them, or runs them in an autograd.Function"
+        )
+    return {kind: first[kind].joined(second[kind]) for kind in first}, idle
 
 
 def _compare(expected: _Outcome, got: _Outcome, unstable: Iterable[Difference]) -> dict[str, Comparison]:

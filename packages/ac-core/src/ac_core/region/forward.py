@@ -59,6 +59,7 @@ class CheckpointedForward:
         self.state_fn = state_fn
         self._state_and_context_fn = ComposedContextFn([state_fn] if context_fn is None else [state_fn, context_fn])
         self.enabled = True
+        self.called = False  # with gradients on, since somebody last asked
         self.first = True
         self.replaced = module.__dict__.get("forward")  # an instance's own forward, put there by another tool
 
@@ -75,6 +76,7 @@ class CheckpointedForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not (self.enabled and is_grad_enabled()):
             return self._original(*args, **kwargs)
+        self.called = True
         if not needs_gradient(self.module, (*args, *kwargs.values())):
             return self._original(*args, **kwargs)
         self._refuse_double_checkpointing()

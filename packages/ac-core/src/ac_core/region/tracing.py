@@ -20,8 +20,18 @@ def never_compiled_alone(function: F) -> F:
     region that runs in Python would be taken for one that does not. As part of a larger frame the function is traced
     like any other.
     """
+    return _skipped(function, "DEFAULT")
+
+
+def never_compiled(function: F) -> F:
+    """Marks a function that runs in Python, with all that it calls, even where a compiled module calls back to it."""
+    return _skipped(function, "SKIP")
+
+
+def _skipped(function: F, what_it_calls: str) -> F:
     if hasattr(_dynamo, "set_code_exec_strategy"):
-        strategy = _dynamo._FrameExecStrategy(_dynamo._FrameAction.SKIP, _dynamo._FrameAction.DEFAULT)
+        action = _dynamo._FrameAction
+        strategy = _dynamo._FrameExecStrategy(action.SKIP, getattr(action, what_it_calls))
         _dynamo.set_code_exec_strategy(function.__code__, strategy)  # type: ignore[attr-defined]
     return function
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ac_core.region.generators import is_generator, state_of
 from ac_core.region.randomness import named_in_files_of
+from ac_core.region.tracing import never_compiled
 from ac_core.selective.tensors import version
 
 _PLAIN = (Tensor, NoneType, bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
@@ -24,6 +25,7 @@ class Effects:
     changed in place are seen elsewhere, by their versions.
     """
 
+    @never_compiled
     def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._modules = list(module.modules())
         self._attributes = [_attributes(inner) for inner in self._modules]
@@ -34,6 +36,7 @@ class Effects:
         self._given_contents = _contents(self._given)
         self._random = self._read_random()
 
+    @never_compiled
     def changed(self) -> str | None:
         """What is no longer as it was, or is not certain to be: words for a message."""
         for inner, before, contents in zip(self._modules, self._attributes, self._contents, strict=True):

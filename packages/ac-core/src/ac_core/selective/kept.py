@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from ac_core.region.tracing import never_compiled, never_compiled_alone
 from ac_core.selective.effects import Effects, is_plain
 from ac_core.selective.random import RandomState
 from ac_core.selective.saved import CallSaves, discarded, hand_to_region
@@ -112,6 +113,7 @@ def entered(region: Region | Key | None) -> Iterator[None]:
         _LOCAL.regions.pop()
 
 
+@never_compiled_alone
 def keep(
     region: Region,
     key: Key,
@@ -150,6 +152,7 @@ def keep(
     return result
 
 
+@never_compiled_alone
 def _serve(kept: Kept, call: Callable[[], Any], inputs: list[Tensor]) -> Any:
     outputs, kept.outputs = kept.outputs, None
     if outputs is not None and not all(o.unchanged for o in outputs if isinstance(o, _Output)):
@@ -172,6 +175,7 @@ def _serve(kept: Kept, call: Callable[[], Any], inputs: list[Tensor]) -> Any:
     return values[0] if kept.spec is None else tree_unflatten(values, kept.spec)
 
 
+@never_compiled
 def _output(leaf: Any, inputs: list[Tensor]) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
@@ -182,6 +186,7 @@ def _output(leaf: Any, inputs: list[Tensor]) -> Any:
     return _Output(kept, kept._version, leaf.requires_grad)
 
 
+@never_compiled
 def tensors_in(values: Any) -> Iterator[Tensor]:
     for value in values:
         if isinstance(value, Tensor):

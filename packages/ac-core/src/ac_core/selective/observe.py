@@ -9,6 +9,7 @@ from torch._C._autograd import _top_saved_tensors_default_hooks as top_hooks
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
+from ac_core.region.tracing import never_compiled
 from ac_core.selective.families import CallKind
 from ac_core.selective.kept import Key, Region
 from ac_core.selective.plan import BlockPlan, Site, Unit
@@ -29,6 +30,7 @@ class Observer:
         self._open: list[_UnitSaves] = []
         self._owners: set[str] = set()
 
+    @never_compiled
     def called(self, region: Region, key: Key, kind: CallKind, args: tuple[Any, ...], result: Any) -> None:
         """A call of interest has returned."""
         if region.recomputing:
@@ -50,6 +52,7 @@ class Observer:
         for unit in self._open:
             unit.held |= held
 
+    @never_compiled
     def enter(self, path: str, inputs: list[Tensor], module: nn.Module) -> "_UnitSaves":
         """The module at `path` is about to run, in the forward."""
         self._owners.add(path)
@@ -57,6 +60,7 @@ class Observer:
         self._open.append(unit)
         return unit
 
+    @never_compiled
     def left(self, path: str, unit: "_UnitSaves", result: Any, *, pure: bool) -> None:
         """The module at `path` has returned, in the forward. pure: and has changed nothing."""
         self._open.remove(unit)

@@ -61,7 +61,7 @@ def select_calls(regions: Sequence[Region], save: Sequence[str] | None) -> Selec
                 name = f"{region.name}.{path}" if path else region.name
                 raise ActivationCheckpointingError(
                     f"'{name}' is compiled already, so that its calls cannot be kept one by one and 'selective' would "
-                    "silently become 'full'; apply checkpointing first and compile afterwards: the compiler then keeps "
+                    "silently become 'full'; compile whole blocks (block.compile()) or the model instead: that keeps "
                     "what the policy says"
                 )
     return SelectiveCalls(regions, SaveRule.of(save))

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ac_core.errors import ActivationCheckpointingError
+from ac_core.region.tracing import never_compiled
 from ac_core.selective.tensors import (
     Cast,
     Geometry,
@@ -38,6 +39,7 @@ class CallSaves:
     parameters, by storage.
     """
 
+    @never_compiled
     def __init__(self, inputs: list[Tensor]) -> None:
         self._inputs = inputs
         self._versions = [version(tensor) for tensor in inputs]
@@ -49,10 +51,12 @@ class CallSaves:
         """The context to make the call in."""
         return saved_tensors_hooks(self._pack, _Saved.unpack)
 
+    @never_compiled
     def changed_inputs(self) -> bool:
         """Whether the call has changed one of its inputs in place."""
         return self._versions != [version(tensor) for tensor in self._inputs]
 
+    @never_compiled
     def hand_over(self) -> tuple[int, ...]:
         """Gives the region what was saved of inputs; returns which they were. To be called after the call, under the
         hooks of the region. From then on the inputs themselves are not held."""
@@ -69,6 +73,7 @@ class CallSaves:
         self._inputs, self._versions, self._keys, self._of_inputs = [], [], [], []
         return tuple(handed)
 
+    @never_compiled
     def _pack(self, tensor: Tensor) -> "_Saved":
         # Detached: the output of a node, saved by that node, would keep itself alive.
         saved = _Saved(tensor if tensor.is_leaf else tensor.detach())
@@ -111,6 +116,7 @@ class _Saved:
         self.cast: Cast | None = None
         self.geometry: Geometry | None = None
 
+    @never_compiled
     def unpack(self) -> Tensor:
         if self.tensor is not None:
             return self._unchanged(self.tensor)
@@ -164,6 +170,7 @@ class _HandedNode(torch.autograd.Function):
 _ANCHOR = torch.empty(0, requires_grad=True)  # makes autograd save, whether the tensor itself needs a gradient or not
 
 
+@never_compiled
 def hand_to_region(tensor: Tensor) -> Any:
     """Lets the region save `tensor`; the node from which it can be taken back, once in a backward."""
     with torch.enable_grad():

@@ -10,7 +10,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ac_core.errors import ActivationCheckpointingError
-from ac_core.region.tracing import is_traced, never_compiled_alone
+from ac_core.region.tracing import is_traced, never_compiled, never_compiled_alone
 from ac_core.selective.effects import Effects
 from ac_core.selective.families import COLLECTIVE, MATMUL, CallKind, is_unsavable, kind_of, matmul_leaf
 from ac_core.selective.kept import Key, Region, current_region, entered, keep, tensors_in
@@ -96,6 +96,7 @@ class OwnerSite(_Site):
         region.observer.left(self.path, unit, result, pure=effects.changed() is None)
         return result
 
+    @never_compiled_alone
     def _keep(self, region: Region, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if region.recomputing:
             return keep(region, key, self._original, args, kwargs, draws=True)
@@ -132,6 +133,7 @@ class _Functions(TorchFunctionMode):
         self._region.mode = None
         super().__exit__(*exception)
 
+    @never_compiled_alone
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -179,12 +181,14 @@ class _At:
         self._mode.path = self._outer
 
 
+@never_compiled
 def _is_kept(region: Region, key: Key, kind: CallKind) -> bool:
     if region.recomputing:
         return key in region.kept
     return region.decision.keeps(key, kind) and innermost_hooks() is region.hooks
 
 
+@never_compiled
 def _is_kept_module(region: Region, key: Key) -> bool:
     if region.recomputing:
         return key in region.kept
