@@ -14,7 +14,28 @@ from ac_core.selective.tensors import version
 
 _PLAIN = (Tensor, NoneType, bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _STANDARD = frozenset(nn.Module().__dict__) - {"training", "_buffers"}
-_ABSENT = object()
+
+
+class Watched:
+    """What there is inside of a module to be changed. Good for as long as no attribute of it is another object."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.modules = list(module.modules())
+        self.identity = self.identities()
+        attributes = [(inner, name, value) for inner in self.modules for name, value in _attributes(inner).items()]
+        self.changeable = [(inner, name, value) for inner, name, value in attributes if not _is_constant(value)]
+        self.random = any(named_in_files_of(type(inner)) for inner in self.modules)
+
+    def identities(self) -> list[tuple[int, ...]]:
+        """The objects that the attributes, buffers and children of the modules are."""
+        return [
+            tuple(map(id, (*inner.__dict__.values(), *inner._buffers.values(), *inner._modules.values())))
+            for inner in self.modules
+        ]
+
+    def contents(self) -> list[Any]:
+        """What is in those objects."""
+        return [_content(value) for _, _, value in self.changeable]
 
 
 class Effects:
@@ -23,39 +44,47 @@ class Effects:
     Seen are attributes, buffers, built-in containers one level deep, generators, Python's own random numbers where a
     class of the module is from a file that has them, and whether forward hooks are there to do who knows what. Inputs
     changed in place are seen elsewhere, by their versions.
+
+    watched: of an earlier forward of the module, to save looking again.
     """
 
     @never_compiled
-    def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._modules = list(module.modules())
-        self._attributes = [_attributes(inner) for inner in self._modules]
-        self._contents = [_contents(attributes) for attributes in self._attributes]
-        self._given = {
-            place: value for place, value in (*enumerate(args), *kwargs.items()) if isinstance(value, list | dict | set)
-        }
-        self._given_contents = _contents(self._given)
-        self._random = self._read_random()
+    def __init__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], watched: Watched | None = None
+    ) -> None:
+        if watched is None or watched.identities() != watched.identity:
+            watched = Watched(module)
+        self.watched = watched
+        self._contents = watched.contents()
+        self._given = [value for value in (*args, *kwargs.values()) if isinstance(value, list | dict | set)]
+        self._given_contents = list(map(_content, self._given))
+        self._random = random.getstate() if watched.random else None
 
     @never_compiled
     def changed(self) -> str | None:
         """What is no longer as it was, or is not certain to be: words for a message."""
-        for inner, before, contents in zip(self._modules, self._attributes, self._contents, strict=True):
-            now = _attributes(inner)
-            for name in (*now, *(name for name in before if name not in now)):
-                if now.get(name, _ABSENT) is not before.get(name, _ABSENT):
-                    return f"attribute '{name}' of {type(inner).__name__}"
-            if contents != (after := _contents(now)):
-                name = next(name for name in after if after[name] != contents.get(name))
+        watched = self.watched
+        if watched.identities() != watched.identity:
+            return self._rebound()
+        for (inner, name, value), before in zip(watched.changeable, self._contents, strict=True):
+            if _content(value) != before:
                 return f"attribute '{name}' of {type(inner).__name__}"
-            if inner is not self._modules[0] and (inner._forward_hooks or inner._forward_pre_hooks):
+        for inner in watched.modules[1:]:
+            if inner._forward_hooks or inner._forward_pre_hooks:
                 return f"what the forward hooks of {type(inner).__name__} do"
-        if _contents(self._given) != self._given_contents:
+        if list(map(_content, self._given)) != self._given_contents:
             return "a container that it is given"
-        return "Python's random numbers" if self._read_random() != self._random else None
+        return "Python's random numbers" if watched.random and random.getstate() != self._random else None
 
-    def _read_random(self) -> Any:
-        named = any(named_in_files_of(type(inner)) for inner in self._modules)
-        return random.getstate() if named else None
+    def _rebound(self) -> str:
+        for inner, before in zip(self.watched.modules, self.watched.identity, strict=True):
+            names = (*inner.__dict__, *inner._buffers, *inner._modules)
+            now = tuple(map(id, (*inner.__dict__.values(), *inner._buffers.values(), *inner._modules.values())))
+            if now != before:
+                known = set(before)
+                name = next((name for name, value in zip(names, now, strict=True) if value not in known), names[-1])
+                return f"attribute '{name}' of {type(inner).__name__}"
+        return "an attribute"
 
 
 def is_plain(value: Any) -> bool:
@@ -69,22 +98,19 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
     return attributes | attributes.pop("_buffers")
 
 
-def _contents(attributes: dict[Any, Any]) -> dict[Any, Any]:
-    """What is in those attributes that can change while they stay the same object."""
-    contents: dict[Any, Any] = {}
-    for name, value in attributes.items():
-        kind = type(value)
-        if kind in (int, bool, str, float, NoneType):
-            continue
-        if isinstance(value, Tensor):
-            contents[name] = version(value)
-        elif kind is dict:
-            contents[name] = [
-                (key, id(item), version(item) if isinstance(item, Tensor) else 0) for key, item in value.items()
-            ]
-        elif kind in (list, set):
-            contents[name] = list(map(id, value))
-        elif is_generator(value):
-            state = state_of(value)
-            contents[name] = state.tolist() if isinstance(state, Tensor) else state
-    return contents
+def _is_constant(value: Any) -> bool:
+    return not isinstance(value, Tensor) and type(value) not in (dict, list, set) and not is_generator(value)
+
+
+def _content(value: Any) -> Any:
+    """What is in an object that can change while it stays the same object."""
+    if isinstance(value, Tensor):
+        return version(value)
+    if type(value) is dict:
+        return [(key, id(item), version(item) if isinstance(item, Tensor) else 0) for key, item in value.items()]
+    if type(value) in (list, set):
+        return list(map(id, value))
+    if is_generator(value):
+        state = state_of(value)
+        return state.tolist() if isinstance(state, Tensor) else state
+    return None

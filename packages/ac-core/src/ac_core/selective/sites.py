@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from ac_core.errors import ActivationCheckpointingError
 from ac_core.region.tracing import is_traced, never_compiled, never_compiled_alone
-from ac_core.selective.effects import Effects
+from ac_core.selective.effects import Effects, Watched
 from ac_core.selective.families import COLLECTIVE, MATMUL, CallKind, is_unsavable, kind_of, matmul_leaf
 from ac_core.selective.kept import Key, Region, current_region, entered, keep, tensors_in
 from ac_core.selective.observe import innermost_hooks
@@ -69,6 +69,8 @@ class LeafSite(_Site):
 class OwnerSite(_Site):
     """A module that may call functions worth keeping, or be kept as a whole."""
 
+    watched: Watched | None = None
+
     @never_compiled_alone
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         region = None if is_traced() else current_region()
@@ -100,7 +102,8 @@ class OwnerSite(_Site):
     def _keep(self, region: Region, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if region.recomputing:
             return keep(region, key, self._original, args, kwargs, draws=True)
-        effects = Effects(self.module, args, kwargs)
+        effects = Effects(self.module, args, kwargs, self.watched)
+        self.watched = effects.watched
         result = keep(region, key, self._original, args, kwargs, draws=True, effects=effects)
         if region.observer is not None and self.path in region.plan.named and (changed := effects.changed()):
             raise ActivationCheckpointingError(
