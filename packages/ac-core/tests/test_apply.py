@@ -217,7 +217,7 @@ def test_blocks_shared_by_two_lists_are_checkpointed_once(stack, assert_same_ste
 
 def test_a_context_fn_that_is_none_is_refused_and_nothing_changed(stack):
     model = stack()
-    with pytest.raises(TypeError, match="context_fn: 5 is not callable"):
+    with pytest.raises(TypeError, match=r"context_fn: .* is not callable"):
         apply_activation_checkpointing(model, context_fn=[5])
     assert "forward" not in vars(model.layers[0])
 

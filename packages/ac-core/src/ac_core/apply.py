@@ -114,6 +114,8 @@ def apply_activation_checkpointing(
 
 def remove_activation_checkpointing(model: nn.Module) -> None:
     """Undo `apply_activation_checkpointing` on a model, or on a copy or wrapper of it; harmless where nothing is on."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: {type(model).__name__} is not a torch.nn.Module")
     detach_sites(model)
     for module, forward in checkpointed_forwards(model):
         if forward.replaced is None:
@@ -133,11 +135,13 @@ def _inside_wrappers(model: nn.Module) -> nn.Module:
 
 
 def _context_fns(context_fn: ContextFn | Iterable[ContextFn] | None) -> list[ContextFn]:
-    several = [context_fn] if callable(context_fn) else list(context_fn or ())
-    for function in several:
-        if not callable(function):
-            raise TypeError(f"context_fn: {function!r} is not callable")
-    return several
+    several = [context_fn] if context_fn is None or callable(context_fn) else context_fn
+    if not isinstance(several, Iterable) or not all(function is None or callable(function) for function in several):
+        raise TypeError(
+            f"context_fn: {context_fn!r} is not callable: give a function that returns (forward_context, "
+            "recompute_context), or several"
+        )
+    return [function for function in several if function is not None]
 
 
 def _compose(several: list[ContextFn]) -> ContextFn | None:

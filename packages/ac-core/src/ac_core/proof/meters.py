@@ -193,7 +193,7 @@ class Flops(_Meter):
         self.backward = 0
         self.recompute = 0
         self.in_backward = False
-        self._formulas = {**_MORE_FORMULAS, **flop_counter.flop_registry}
+        self._formulas = FORMULAS
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         formula = self._formulas.get(getattr(func, "_overloadpacket", func))
@@ -252,7 +252,8 @@ def _grouped_mm(a: torch.Size, b: torch.Size, *_: Any) -> int:
     return 2 * groups * prod(a[-2:]) * b[-1]
 
 
-_MORE_FORMULAS = {  # what torch's registry has no formula for
+FORMULAS = {
+    # What torch's registry has no formula for comes first; where it has one, that counts.
     aten._grouped_mm: _shapes(_grouped_mm),
     aten._scaled_dot_product_flash_attention_for_cpu: flop_counter.flop_registry[
         aten._scaled_dot_product_flash_attention
@@ -260,7 +261,9 @@ _MORE_FORMULAS = {  # what torch's registry has no formula for
     aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_counter.flop_registry[
         aten._scaled_dot_product_flash_attention_backward
     ],
+    **flop_counter.flop_registry,
 }
+"""FLOPs of an op by its packet: `formula(*args, out_val=result, **kwargs)`."""
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

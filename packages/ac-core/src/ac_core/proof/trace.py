@@ -2,6 +2,7 @@
 
 import logging
 import os
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
+from ac_core.proof.meters import FORMULAS
 from ac_core.region.watch import add_watcher, remove_watcher
 from ac_core.selective.kept import current_kept_call
 
@@ -49,7 +50,9 @@ class TracedOp:
 class Trace:
     """The ops of every checkpointed block that has run, in order. `print(trace)`: one line for each unique op.
 
-    Whether a recompute ran an op is known when the backward has: a trace of a forward alone shows what is intended.
+    Whether a recompute ran an op is known when the backward has: a trace of a forward alone shows what is intended. The
+    first step of `selective` watches the blocks; what later steps do may differ from it. Bytes are those of the outputs
+    of ops; how much memory is held, `measure` counts.
     """
 
     def __init__(self) -> None:
@@ -100,7 +103,10 @@ def trace_decisions() -> Iterator[Trace]:
 
 def trace_if_asked() -> None:
     """Honour the environment switch: log each unique op once, when the first block that runs it has run."""
-    if os.environ.get(_VARIABLE) == "1" and not _Standing.on:
+    asked = os.environ.get(_VARIABLE, "").lower()
+    if asked not in ("", "0", "false", "off", "no", "1", "true", "on", "yes"):
+        warnings.warn(f"{_VARIABLE}={asked!r} is neither 1 nor 0 and does nothing", stacklevel=3)
+    if asked in ("1", "true", "on", "yes") and not _Standing.on:
         _Standing.on = True
         if not _LOGGER.hasHandlers():
             _LOGGER.addHandler(logging.StreamHandler())
@@ -208,7 +214,7 @@ class _Ops(TorchDispatchMode):
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         name = str(func._schema.name)
         if any(output.numel() for output in outputs) and not func.is_view and name not in _ALIASES:
-            counter = flop_registry.get(func._overloadpacket)
+            counter = FORMULAS.get(func._overloadpacket)
             kept = current_kept_call()
             self.seen.append(
                 TracedOp(
