@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from ac_core.errors import ActivationCheckpointingError
 from ac_core.region.contexts import ContextFn
 from ac_core.selective.families import MATMUL, kind_of
-from ac_core.selective.plan import SaveRule
+from ac_core.selective.rule import SaveRule
 
 
 def compiled_contexts(rule: SaveRule) -> ContextFn:

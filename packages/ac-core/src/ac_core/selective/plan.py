@@ -1,51 +1,18 @@
 """What is kept in which block: from the settings, from the modules, and from what the first step shows."""
 
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 
 from torch import nn
 
 from ac_core.selective.budget import Candidate, spend
-from ac_core.selective.families import ATTENTION, COLLECTIVE, MATMUL, ROUTER, CallKind, matmul_leaf
+from ac_core.selective.families import ATTENTION, COLLECTIVE, MATMUL, CallKind, matmul_leaf
 from ac_core.selective.kept import Kept, Key
+from ac_core.selective.rule import SaveRule
 
-_DEFAULT = (ATTENTION, COLLECTIVE, ROUTER)  # and part of the matmuls
-_FAMILIES = (*_DEFAULT, MATMUL)
 _PATIENCE = 8
 FORWARD = "forward"
 """What a key says of a call that is a whole module's forward."""
-
-
-@dataclass(frozen=True)
-class SaveRule:
-    """The `save` setting, sorted. Without one: attention, collectives, routing, and part of the matmuls."""
-
-    families: frozenset[str] = frozenset(_DEFAULT)
-    ops: frozenset[str] = frozenset()
-    globs: tuple[str, ...] = ()
-    part_of_matmuls: bool = True
-
-    @classmethod
-    def of(cls, save: Iterable[str] | None) -> "SaveRule":
-        if save is None:
-            return cls()
-        names = tuple(save)
-        return cls(
-            frozenset(n for n in names if n in _FAMILIES),
-            frozenset(n.partition(".")[0] for n in names if "::" in n),
-            tuple(n for n in names if n not in _FAMILIES and "::" not in n),
-            part_of_matmuls=False,
-        )
-
-    def keeps(self, kind: CallKind) -> bool:
-        """Whether every call of this kind is to be kept."""
-        return kind.family in self.families or not self.ops.isdisjoint(kind.ops)
-
-    def keeps_module(self, block: str, path: str) -> bool:
-        """Whether a glob names the module at `path` in the block called `block`."""
-        return any(fnmatchcase(path, glob) or fnmatchcase(f"{block}.{path}", glob) for glob in self.globs)
 
 
 @dataclass
@@ -194,6 +161,7 @@ class ModelPlan:
     rule: SaveRule
     blocks: list[BlockPlan] = field(default_factory=list)
     costly: set[tuple[str, str]] = field(default_factory=set)
+    told: bool = False
 
     def add(self, name: str, block: nn.Module) -> BlockPlan:
         """A plan for one more block, from what its modules tell."""
@@ -216,6 +184,9 @@ class ModelPlan:
         """Choose what each block keeps, if a step has shown something new since the last time."""
         if not any(plan.stale for plan in self.blocks):
             return
+        if not self.told and all(plan.learnt for plan in self.blocks):
+            self.told = True
+            self._tell_what_is_missing()
         by_budget = self._within_budget() if self.rule.part_of_matmuls else None
         for index, plan in enumerate(self.blocks):
             kept = self._named(plan)
@@ -237,6 +208,17 @@ class ModelPlan:
             and (key[0], site.kind.name) not in self.costly
             and self.rule.keeps(site.kind)
         }
+
+    def _tell_what_is_missing(self) -> None:
+        kinds = {site.kind for plan in self.blocks for site in plan.sites.values()}
+        named = sorted(self.rule.ops) + ([] if self.rule.part_of_matmuls else sorted(self.rule.families))
+        for name in named:
+            if not any(name in kind.ops or name == kind.family for kind in kinds):
+                warnings.warn(
+                    f"save: {name!r} matches no call that the checkpointed blocks make, so nothing is kept for it"
+                    + "; attention written out as matmuls and softmax is none" * (name == ATTENTION),
+                    stacklevel=2,
+                )
 
     def _within_budget(self) -> list[frozenset[Key]]:
         return spend([(_candidates(plan), self._spent(plan)) for plan in self.blocks])

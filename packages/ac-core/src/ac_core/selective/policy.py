@@ -12,7 +12,8 @@ from ac_core.errors import ActivationCheckpointingError
 from ac_core.selective.compiled import compiled_contexts
 from ac_core.selective.context import KeptCalls
 from ac_core.selective.ops import check_op_name
-from ac_core.selective.plan import ModelPlan, SaveRule, is_list
+from ac_core.selective.plan import ModelPlan, is_list
+from ac_core.selective.rule import SaveRule
 from ac_core.selective.sites import attach_sites
 
 
