@@ -1,9 +1,9 @@
 """Which matmul outputs to keep where `save` leaves it to the policy.
 
 The usual rule keeps attention and the output of every second matmul, whichever that is. Its memory is a sensible
-amount; its choice is not: of seven linear layers of a Llama block it keeps the last, which no recompute needs. Here no
-more than the bytes of every second matmul are spent in all, attention included, and where they save most: the output
-with the most FLOPs a byte first, none that is not needed, and what one block leaves over goes to the next.
+amount; its choice is not: of seven linear layers of a Llama block it keeps the last, which no recompute needs. Here the
+same number of bytes is spent where it saves most: the output with the most FLOPs a byte first, none that is not needed,
+and what one block leaves over goes to the next.
 """
 
 from collections.abc import Hashable, Sequence
@@ -28,19 +28,15 @@ class Candidate(Generic[K]):
     preferred: bool = False
 
 
-def spend(blocks: Sequence[tuple[Sequence[Candidate[K]], float]]) -> list[frozenset[K]]:
-    """The keys to keep, block by block.
+def spend(blocks: Sequence[Sequence[Candidate[K]]]) -> list[frozenset[K]]:
+    """The keys to keep, block by block, of candidates in the order of their calls.
 
-    At no block do the bytes kept so far exceed those of every second matmul so far, the first of a block included,
-    unless what is spent already does.
-
-    Args:
-        blocks: for each, its matmuls in the order of their calls, and the bytes that are spent on other calls.
+    At no block do the bytes kept so far exceed those of every second matmul so far, the first of a block included.
     """
     chosen = []
     left = 0.0
-    for candidates, spent in blocks:
-        left += sum(candidate.nbytes for candidate in candidates[::2]) - spent
+    for candidates in blocks:
+        left += sum(candidate.nbytes for candidate in candidates[::2])
         kept = set()
         for candidate in sorted(candidates, key=lambda c: (-c.intensity, not c.preferred)):
             if candidate.needed and candidate.nbytes <= left:

@@ -187,7 +187,7 @@ class ModelPlan:
         if not self.told and all(plan.learnt for plan in self.blocks):
             self.told = True
             self._tell_what_is_missing()
-        by_budget = self._within_budget() if self.rule.part_of_matmuls else None
+        by_budget = spend([_candidates(plan) for plan in self.blocks]) if self.rule.part_of_matmuls else None
         for index, plan in enumerate(self.blocks):
             kept = self._named(plan)
             if by_budget is not None:
@@ -219,15 +219,6 @@ class ModelPlan:
                     + "; attention written out as matmuls and softmax is none" * (name == ATTENTION),
                     stacklevel=2,
                 )
-
-    def _within_budget(self) -> list[frozenset[Key]]:
-        return spend([(_candidates(plan), self._spent(plan)) for plan in self.blocks])
-
-    def _spent(self, plan: BlockPlan) -> float:
-        """Bytes of attention and routing. Not of collectives: under sequence parallelism one gathers more than all
-        matmuls of the rank give, and would leave nothing for these."""
-        named = [plan.sites[key] for key in self._named(plan)]
-        return sum(site.nbytes + site.held for site in named if site.kind.family != COLLECTIVE)
 
 
 LEAF = CallKind(FORWARD, MATMUL, frozenset(("aten::linear", "aten::mm", "aten::addmm")))
