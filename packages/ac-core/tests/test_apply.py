@@ -349,3 +349,28 @@ def test_a_strategys_config_can_be_applied(stack):
     config = ac_core.FSDP2Config(activation_checkpointing="selective", activation_checkpointing_scope=["language"])
     report = ac_core.apply_activation_checkpointing(stack(), config)
     assert (report.policy, report.scope) == ("selective", ("language",))
+
+
+@pytest.mark.parametrize("policy", ["full", "selective"])
+def test_two_blocks_in_one_region_give_exact_gradients(stack, train_step, policy):
+    def paired():
+        model = stack(depth=6)
+        model.layers = nn.ModuleList(Pair(*model.layers[i : i + 2]) for i in range(0, 6, 2))
+        return model
+
+    model = paired()
+    report = ac_core.apply_activation_checkpointing(model, policy, blocks="layers.*")
+    assert report.applied_blocks == ("layers.0", "layers.1", "layers.2")
+    _, expected = train_step(paired())
+    for _ in range(3):
+        _, grads = train_step(model)
+        assert [name for name in expected if not torch.equal(grads[name], expected[name])] == []
+
+
+class Pair(nn.Module):
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x, *, scale=None):
+        return self.second(self.first(x, scale=scale), scale=scale)
