@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import sys
 import warnings
 
 import pytest
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 import ac_core
 
+numpy = sys.modules.get("numpy")  # torch has loaded it if it is there
 D = 16
 
 
@@ -103,6 +105,11 @@ class Draws(Attn):
         return self.core(x) * random.random()
 
 
+class DrawsFromNumPy(Attn):
+    def forward(self, x):
+        return self.core(x) * float(numpy.random.random())
+
+
 @dataclasses.dataclass
 class Result:
     out: torch.Tensor
@@ -146,6 +153,11 @@ def temporary(self, x):
 def draws_again(self, x):
     x = x + self.attn(self.n1(x))
     return x + self.mlp(self.n2(x)) * random.random() * x
+
+
+def draws_from_numpy_again(self, x):
+    x = x + self.attn(self.n1(x))
+    return x + self.mlp(self.n2(x)) * float(numpy.random.random()) * x
 
 
 def changes_object(self, x):
@@ -221,6 +233,13 @@ def test_activations_in_place(save):
             self.act = nn.ReLU(inplace=True)
 
     assert_equal(InPlace, save)
+
+
+@pytest.mark.skipif(numpy is None, reason="needs NumPy, which torch does not require")
+def test_a_kept_module_that_draws_from_numpy(monkeypatch):
+    step = random.seed
+    monkeypatch.setattr(random, "seed", lambda seed: (step(seed), numpy.random.seed(seed)))
+    assert_equal(block(DrawsFromNumPy, forward=draws_from_numpy_again))
 
 
 def test_a_linear_that_draws():

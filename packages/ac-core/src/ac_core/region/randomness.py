@@ -56,7 +56,7 @@ class ReplayedRandomness:
     def _sources(self, layout: Layout) -> list[Source]:
         if layout.modules is not self._modules:
             names = frozenset().union(*(named_in_files_of(type(module)) for module in layout.modules))
-            self._modules, self._host = layout.modules, [_HOST[name] for name in sorted(names)]
+            self._modules, self._host = layout.modules, [HOST[name] for name in sorted(names)]
         devices = {p.device for holder in layout.parameters for p in holder.values() if p is not None}
         return self._host + [source for device in devices if (source := _of_device(device)) is not None]
 
@@ -98,7 +98,8 @@ def _write_numpy(state: tuple[Any, ...]) -> None:
     numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), *rest))
 
 
-_HOST = {"numpy": Source(_read_numpy, _write_numpy), "random": Source(random.getstate, random.setstate)}
+HOST = {"numpy": Source(_read_numpy, _write_numpy), "random": Source(random.getstate, random.setstate)}
+"""Generators that Python code shares, by the names of `named_in_files_of`."""
 
 
 @cache

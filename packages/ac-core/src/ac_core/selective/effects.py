@@ -1,6 +1,5 @@
 """What a module's forward changes besides its result: a recompute that jumps over it would leave that out."""
 
-import random
 from types import NoneType
 from typing import Any
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ac_core.region.generators import is_generator, state_of
-from ac_core.region.randomness import named_in_files_of
+from ac_core.region.randomness import HOST, named_in_files_of
 from ac_core.region.tracing import never_compiled
 from ac_core.selective.tensors import version
 
@@ -24,7 +23,8 @@ class Watched:
         self.identity = self.identities()
         attributes = [(inner, name, value) for inner in self.modules for name, value in _attributes(inner).items()]
         self.changeable = [(inner, name, value) for inner, name, value in attributes if not _is_constant(value)]
-        self.random = any(named_in_files_of(type(inner)) for inner in self.modules)
+        names = frozenset().union(*(named_in_files_of(type(inner)) for inner in self.modules))
+        self.generators = [HOST[name] for name in sorted(names)]
 
     def identities(self) -> list[tuple[int, ...]]:
         """The objects that the attributes, buffers and children of the modules are."""
@@ -37,13 +37,17 @@ class Watched:
         """What is in those objects."""
         return [_content(value) for _, _, value in self.changeable]
 
+    def random_states(self) -> list[Any]:
+        """The states of the shared generators that the files of the modules have a name for."""
+        return [generator.read() for generator in self.generators]
+
 
 class Effects:
     """The state inside of a module, and of what it is given, before a forward; and what that has changed of it.
 
-    Seen are attributes, buffers, built-in containers one level deep, generators, Python's own random numbers where a
-    class of the module is from a file that has them, and whether forward hooks are there to do who knows what. Inputs
-    changed in place are seen elsewhere, by their versions.
+    Seen are attributes, buffers, built-in containers one level deep, generators, Python's and NumPy's random numbers
+    where a class of the module is from a file that has them, and whether forward hooks are there to do who knows what.
+    Inputs changed in place are seen elsewhere, by their versions.
 
     watched: of an earlier forward of the module, to save looking again.
     """
@@ -58,7 +62,7 @@ class Effects:
         self._contents = watched.contents()
         self._given = [value for value in (*args, *kwargs.values()) if isinstance(value, list | dict | set)]
         self._given_contents = list(map(_content, self._given))
-        self._random = random.getstate() if watched.random else None
+        self._random = watched.random_states()
 
     @never_compiled
     def changed(self) -> str | None:
@@ -74,7 +78,7 @@ class Effects:
                 return f"what the forward hooks of {type(inner).__name__} do"
         if list(map(_content, self._given)) != self._given_contents:
             return "a container that it is given"
-        return "Python's random numbers" if watched.random and random.getstate() != self._random else None
+        return "Python's or NumPy's random numbers" if watched.random_states() != self._random else None
 
     def _rebound(self) -> str:
         for inner, before in zip(self.watched.modules, self.watched.identity, strict=True):
