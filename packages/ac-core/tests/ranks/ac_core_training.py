@@ -97,7 +97,7 @@ def _train(rank: int, case: Case, policy: str) -> tuple[Outcome, dict[str, Tenso
         numbers[f"{name} at the end"] = _local(parameter).clone()
     with Meter(bare.parameters()) as meter:
         loss = model(*data[STEPS][0])
-        saved = meter.alive()
+        saved = meter.alive_at_rest()
         loss.backward()
         del loss
         optimizer.zero_grad(set_to_none=True)
@@ -140,12 +140,12 @@ class Meter(TorchDispatchMode):
         return sum(s.nbytes() for s in self._storages) - sum(s.nbytes() for s in self._ignored if s in self._storages)
 
     def alive_at_rest(self) -> int:
-        """gloo lets go of tensors in a thread of its own, a little later."""
-        before, now = None, self.alive()
-        while before != now:
-            time.sleep(0.02)
-            before, now = now, self.alive()
-        return now
+        """gloo lets go of tensors in threads of its own, a little later: on a busy machine, much later."""
+        seen = [self.alive()]
+        while len(seen) < 10 or len(set(seen[-10:])) > 1:
+            time.sleep(0.01)
+            seen.append(self.alive())
+        return seen[-1]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if DTensor in types:
