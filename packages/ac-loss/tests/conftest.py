@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ac_loss import _chunking
+from ac_loss.backends.torch_backend import chunking
 
 
 class Recorder(TorchDispatchMode):
@@ -50,7 +50,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         "BLOCK_BYTES_CPU": 3 * 31 * 4,
         "SLAB_BYTES_CPU": 200,
     }.items():
-        monkeypatch.setattr(_chunking, name, value)
+        monkeypatch.setattr(chunking, name, value)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
 import ac_moe
-from ac_moe._region import _threads
+from ac_moe.cache.region import _threads
 
 
 def left_behind() -> tuple[int, int]:

@@ -4,10 +4,10 @@ from typing import Literal, get_args
 
 import torch
 
-from ac_loss import _torch_backend
 from ac_loss._job import Job
 from ac_loss._objective import Objective
 from ac_loss._validation import check_tensors, refuse_sharded, select_rows
+from ac_loss.backends import torch_backend
 from ac_loss.config import Accum, Backend, check_choice, check_integer, check_number
 
 Reduction = Literal["none", "sum", "mean"]
@@ -119,7 +119,7 @@ def compute(
     )
     flat = hidden.reshape(-1, hidden.shape[-1])
     kind = "none" if reduction == "none" else "sum"
-    loss = _torch_backend.run(job, flat, weight, bias, reduction=kind)
+    loss = torch_backend.run(job, flat, weight, bias, reduction=kind)
     return loss.reshape(labels.shape) if reduction == "none" else loss
 
 

@@ -9,10 +9,10 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ac_moe._alltoall import AllToAllDispatcher, Dispatched
-    from ac_moe._contexts import context_fn
-    from ac_moe._stats import Stats, reset_stats, stats
+    from ac_moe.cache.contexts import context_fn
+    from ac_moe.cache.stats import Stats, reset_stats, stats
     from ac_moe.config import MoEConfig
+    from ac_moe.dispatch.alltoall import AllToAllDispatcher, Dispatched
     from ac_moe.errors import RecomputeCacheError, RecomputeRoutingMismatchError
 
 __version__ = "0.1.0"
@@ -31,15 +31,15 @@ __all__ = [
 ]
 
 _HOME = {
-    "AllToAllDispatcher": "ac_moe._alltoall",
-    "Dispatched": "ac_moe._alltoall",
+    "AllToAllDispatcher": "ac_moe.dispatch.alltoall",
+    "Dispatched": "ac_moe.dispatch.alltoall",
     "MoEConfig": "ac_moe.config",
     "RecomputeCacheError": "ac_moe.errors",
     "RecomputeRoutingMismatchError": "ac_moe.errors",
-    "Stats": "ac_moe._stats",
-    "context_fn": "ac_moe._contexts",
-    "reset_stats": "ac_moe._stats",
-    "stats": "ac_moe._stats",
+    "Stats": "ac_moe.cache.stats",
+    "context_fn": "ac_moe.cache.contexts",
+    "reset_stats": "ac_moe.cache.stats",
+    "stats": "ac_moe.cache.stats",
 }
 _SUBMODULES = ("config", "errors")
 

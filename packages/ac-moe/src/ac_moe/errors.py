@@ -16,7 +16,7 @@ class RecomputeRoutingMismatchError(RecomputeCacheError):
 
     Attributes:
         site: the layer, as its dispatcher is named.
-        forward: what was routed in the forward (see `ac_moe._combine.Fingerprint`).
+        forward: what was routed in the forward (see `ac_moe.cache.combine.Fingerprint`).
         recompute: what is routed now.
     """
 

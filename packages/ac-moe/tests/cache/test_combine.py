@@ -27,7 +27,7 @@ from ac_moe_ranks import Ranks
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 import ac_moe
-from ac_moe._region import Region
+from ac_moe.cache.region import Region
 
 LAYERS = 3
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 import ac_moe
-from ac_moe._region import _threads
+from ac_moe.cache.region import _threads
 
 save_mm = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
 

@@ -6,7 +6,7 @@ import torch
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import ac_moe._modes
+import ac_moe.cache.modes
 
 
 class Recording(TorchDispatchMode):
@@ -20,12 +20,12 @@ class Recording(TorchDispatchMode):
 
 
 def test_modes_see_nothing_inside_and_everything_after() -> None:
-    """Fails if torch moves or changes the private name that ac_moe._modes rests on."""
+    """Fails if torch moves or changes the private name that ac_moe.cache.modes rests on."""
     x = torch.ones(2)
     with Recording() as outer, Recording() as inner:
-        with ac_moe._modes.without_dispatch_modes():
+        with ac_moe.cache.modes.without_dispatch_modes():
             x.sin()
-        with pytest.raises(KeyError), ac_moe._modes.without_dispatch_modes():
+        with pytest.raises(KeyError), ac_moe.cache.modes.without_dispatch_modes():
             raise KeyError
         x.cos()
     assert inner.seen == outer.seen == ["aten.cos.default"]
@@ -33,7 +33,7 @@ def test_modes_see_nothing_inside_and_everything_after() -> None:
 
 def test_a_torch_without_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(_python_dispatch, "_disable_current_modes")
-    monkeypatch.setitem(sys.modules, "ac_moe._modes", None)
-    monkeypatch.delitem(sys.modules, "ac_moe._modes")
+    monkeypatch.setitem(sys.modules, "ac_moe.cache.modes", None)
+    monkeypatch.delitem(sys.modules, "ac_moe.cache.modes")
     with pytest.raises(ImportError, match=rf"torch 2\.11 to 2\.13 have and torch {torch.__version__[:4]}"):
-        importlib.import_module("ac_moe._modes")
+        importlib.import_module("ac_moe.cache.modes")

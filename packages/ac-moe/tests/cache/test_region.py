@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import ac_moe
-from ac_moe._region import Claim, Kept, Site, claim
+from ac_moe.cache.region import Claim, Kept, Site, claim
 
 
 def combine_once(site: Site, value: float) -> Claim:

@@ -1,7 +1,7 @@
 import gc
 import threading
 
-from ac_moe._stats import Stats, _Recorder
+from ac_moe.cache.stats import Stats, _Recorder
 
 
 class Entry:

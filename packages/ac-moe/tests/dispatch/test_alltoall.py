@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ac_moe
-from ac_moe._alltoall_exchange import _checksum, _transpose_blocks
-from ac_moe._region import Site
+from ac_moe.cache.region import Site
+from ac_moe.dispatch.alltoall_exchange import _checksum, _transpose_blocks
 
 # ---- against a dense reference
 

@@ -1,6 +1,6 @@
 import pytest
 
-from ac_loss._chunking import block_rows, chunk_rows, slab_rows, spans
+from ac_loss.backends.torch_backend.chunking import block_rows, chunk_rows, slab_rows, spans
 
 
 @pytest.mark.parametrize(

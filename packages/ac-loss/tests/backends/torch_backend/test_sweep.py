@@ -3,7 +3,8 @@ import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from ac_loss import _chunking, linear_cross_entropy, reference
+from ac_loss import linear_cross_entropy, reference
+from ac_loss.backends.torch_backend import chunking
 
 
 def relative_error(got, right):
@@ -62,7 +63,7 @@ def test_peak_memory_is_one_chunk_of_logits(draw, dtype, bytes_per_logit, sum_by
     peak = peak_bytes(linear_cross_entropy, inputs)
     chunk = (256 if dtype == torch.float32 else 512) * vocab * bytes_per_logit
     # Beside the chunk: narrow logits are widened a block at a time, and the weight gradient summed in fp32.
-    blocks = 0 if dtype == torch.float32 else _chunking.BLOCK_BYTES_CPU
+    blocks = 0 if dtype == torch.float32 else chunking.BLOCK_BYTES_CPU
     few_copies_of_the_gradient = vocab * WIDTH * (sum_bytes + 8)
     assert 0.5 * chunk < peak < 1.01 * chunk + blocks + few_copies_of_the_gradient
     plain = peak_bytes(lambda hidden, weight, labels: F.cross_entropy(F.linear(hidden, weight).float(), labels), inputs)
@@ -70,8 +71,8 @@ def test_peak_memory_is_one_chunk_of_logits(draw, dtype, bytes_per_logit, sum_by
 
 
 def test_the_chunk_is_freed_before_the_sum_is_converted(draw, monkeypatch):
-    monkeypatch.setattr(_chunking, "BLOCK_BYTES_CPU", 2**18)
-    monkeypatch.setattr(_chunking, "SLAB_BYTES_CPU", 2**18)
+    monkeypatch.setattr(chunking, "BLOCK_BYTES_CPU", 2**18)
+    monkeypatch.setattr(chunking, "SLAB_BYTES_CPU", 2**18)
     vocab, width = 4001, 512
     inputs = draw(TOKENS, vocab, width, dtype=torch.bfloat16)
     del inputs["bias"]
@@ -81,7 +82,7 @@ def test_the_chunk_is_freed_before_the_sum_is_converted(draw, monkeypatch):
 
 
 def test_one_chunk_needs_no_fp32_sum(draw, monkeypatch):
-    monkeypatch.setattr(_chunking, "BLOCK_BYTES_CPU", 2**18)
+    monkeypatch.setattr(chunking, "BLOCK_BYTES_CPU", 2**18)
     tokens, vocab, width = 400, 4001, 512
     inputs = draw(tokens, vocab, width, dtype=torch.bfloat16)
     del inputs["bias"]
@@ -141,8 +142,8 @@ def test_ignored_rows_do_no_work(draw, recorder):
 
 
 def test_bf16_weight_gradient_over_many_chunks(draw, gradients, monkeypatch):
-    monkeypatch.setattr(_chunking, "ROWS_NARROW", 16)
-    monkeypatch.setattr(_chunking, "ROWS_FLOOR", 16)
+    monkeypatch.setattr(chunking, "ROWS_NARROW", 16)
+    monkeypatch.setattr(chunking, "ROWS_FLOOR", 16)
     inputs = draw(4096, 257, 32, dtype=torch.bfloat16, ignored=0.0)
     del inputs["bias"]
     plain = lambda hidden, weight, labels: F.cross_entropy(F.linear(hidden, weight).float(), labels)  # noqa: E731

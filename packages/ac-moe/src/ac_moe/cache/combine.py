@@ -6,9 +6,9 @@ from typing import Any, Protocol
 import torch
 from torch.autograd.function import once_differentiable
 
-from ac_moe._modes import without_dispatch_modes
-from ac_moe._region import Claim, Kept, Site, claim
-from ac_moe._stats import recorder
+from ac_moe.cache.modes import without_dispatch_modes
+from ac_moe.cache.region import Claim, Kept, Site, claim
+from ac_moe.cache.stats import recorder
 from ac_moe.errors import RecomputeCacheError, RecomputeRoutingMismatchError
 
 # NOTE [ One node in both phases ]

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 from torch.utils.checkpoint import noop_context_fn
 
 from ac_moe._choices import choice_mistake
-from ac_moe._region import Activation, Phase, Region
+from ac_moe.cache.region import Activation, Phase, Region
 from ac_moe.config import built_choices
 
 ContextPair: TypeAlias = tuple[AbstractContextManager[object], AbstractContextManager[object]]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from ac_moe._stats import recorder
+from ac_moe.cache.stats import recorder
 from ac_moe.errors import RecomputeCacheError
 
 # NOTE [ Which kept output belongs to which combine ]

@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from ac_moe._alltoall_exchange import AllToAllExchange, plan
-from ac_moe._combine import combine
-from ac_moe._modes import without_dispatch_modes
-from ac_moe._region import Site
+from ac_moe.cache.combine import combine
+from ac_moe.cache.modes import without_dispatch_modes
+from ac_moe.cache.region import Site
+from ac_moe.dispatch.alltoall_exchange import AllToAllExchange, plan
 
 _NOT_TRACED = "routing gives each rank another number of rows, which only the running program knows"
 

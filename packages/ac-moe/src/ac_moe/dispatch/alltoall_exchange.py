@@ -38,7 +38,7 @@ class RoutingFingerprint:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AllToAllExchange:
-    """Implements `ac_moe._combine.Exchange` with `torch.distributed.all_to_all_single`."""
+    """Implements `ac_moe.cache.combine.Exchange` with `torch.distributed.all_to_all_single`."""
 
     group: dist.ProcessGroup | None
     order: torch.Tensor

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import torch
 
-from ac_loss._chunking import slab_rows, spans
 from ac_loss._job import Job
+from ac_loss.backends.torch_backend.chunking import slab_rows, spans
 
 
 class Wanted(NamedTuple):

@@ -13,9 +13,9 @@ from typing import Literal
 
 import torch
 
-from ac_loss._chunking import block_rows, chunk_rows, spans
-from ac_loss._gradients import Gradients, GradientSums, Wanted
 from ac_loss._job import Job
+from ac_loss.backends.torch_backend.chunking import block_rows, chunk_rows, spans
+from ac_loss.backends.torch_backend.gradients import Gradients, GradientSums, Wanted
 
 
 def _sweep(

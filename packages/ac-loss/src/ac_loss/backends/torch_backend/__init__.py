@@ -1,0 +1,5 @@
+"""The ``torch`` backend: chunks of tokens on any device, in plain torch."""
+
+from ac_loss.backends.torch_backend.sweep import run
+
+__all__ = ["run"]

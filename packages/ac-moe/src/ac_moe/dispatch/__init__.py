@@ -1,0 +1,1 @@
+"""How tokens reach the ranks of their experts and come back."""
