@@ -1,0 +1,1 @@
+"""Choosing, block by block, the cheapest checkpointing that fits a memory budget."""
