@@ -123,7 +123,7 @@ class LiveBytes(_Meter):
     def _see(self, storage: torch.UntypedStorage) -> None:
         known = self._storages.get(id(storage)) or self._track(storage, foreign=0)
         size = storage.nbytes()
-        self._count(size - known.size)
+        self._count(known, size - known.size)
         known.size = size
 
     def _track(self, storage: torch.UntypedStorage, foreign: int) -> _Storage:
@@ -135,14 +135,15 @@ class LiveBytes(_Meter):
         storage = self._storages.get(key)
         if storage is not None and storage.alive is alive:
             del self._storages[key]
-            self._count(-storage.bytes)
+            self._count(storage, -storage.bytes)
 
     def _resized(self, storage: torch.UntypedStorage, before: int) -> None:
         if id(storage) not in self._storages:
             self._track(storage, foreign=before)
         self._see(storage)
 
-    def _count(self, change: int) -> None:
+    def _count(self, storage: _Storage, change: int) -> None:
+        del storage  # for those who want to know which
         self.current += change
         self.peak = max(self.peak, self.current)
 

@@ -1,0 +1,1 @@
+"""What a training step will need, without a GPU and without weights."""

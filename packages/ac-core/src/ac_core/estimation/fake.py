@@ -1,0 +1,194 @@
+"""Tensors without values: a model and a batch of them, and what is assumed where a program asks for a value.
+
+NOTE [ Values that are known ]
+A fake tensor has a shape and no values, so it cannot follow a program that looks at some. Most of what programs look at
+depends on the batch alone: token ids, masks, the grid of an image. So
+1. integers and booleans that come from the caller's batch, from constants and from one another stay real tensors, and
+   operations among them are carried out, as long as they are small. Everything else is fake.
+2. What a router decides is not among them: which expert gets which tokens depends on weights. Every expert is assumed
+   to get the same number of rows.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# Nothing public makes tensors that have no values and yet a device on which every operation is allowed.
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ac_core.errors import ActivationCheckpointingError
+
+aten = torch.ops.aten
+_MOST_VALUES = 2**22
+"""Elements of a tensor whose values are worth having: larger ones take time and memory, and nobody looks at them."""
+
+NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+"""What a program raises that looks at values which are not known."""
+
+
+class KnownValues(TorchDispatchMode):
+    """Carries out what is known and answers by an assumption what is not; see NOTE [ Values that are known ].
+
+    Entered inside of the fake mode and outside of the meters.
+
+    experts: how many share the rows that a router sends; 0: there are none. assumed: whether that had to be assumed.
+    """
+
+    def __init__(self, experts: int = 0) -> None:
+        super().__init__()
+        self.experts = experts
+        self.assumed = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if any(isinstance(tensor, FakeTensor) for tensor in given):
+            return self._unknown(func, args, kwargs)
+        if not all(map(_is_countable, given)) or torch.Tag.nondeterministic_seeded in func.tags:
+            return func(*args, **kwargs)
+        try:
+            like = func(*args, **kwargs)  # on fake tensors: nothing else tells what comes out, and how large it is
+        except NEEDS_VALUES:
+            like = None
+        if not all(_is_countable(leaf) and _is_small(leaf) for leaf in tree_leaves(like)):
+            return like
+        with unset_fake_temporarily():
+            return func(*args, **kwargs)
+
+    def _unknown(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func in _TAKE_INDICES:
+            args = (args[0], [part for index in args[1] for part in _as_positions(index)], *args[2:])
+        elif func is aten._grouped_mm.default and args[0].dtype is not torch.bfloat16:
+            return _grouped_mm(*args, **kwargs)
+        elif func is aten.nonzero.default and self.experts:
+            self.assumed = True
+            return args[0].new_empty((_rows(args[0], self.experts), args[0].dim()), dtype=torch.long)
+        elif func is aten._local_scalar_dense.default and self.experts and args[0].dtype is torch.bool:
+            self.assumed = True
+            return False  # "is this the expert that no token goes to?", in loops over experts
+        return func(*args, **kwargs)
+
+
+_TAKE_INDICES = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._unsafe_index.Tensor)
+
+
+def _rows(mask: Tensor, experts: int) -> int:
+    """How many elements of a mask are true, where every expert gets as many rows as any other."""
+    one_each = mask.dim() == 1 or mask.shape[-1] == 1
+    return min(mask.numel(), experts) if one_each else max(1, mask.numel() // experts)
+
+
+def _as_positions(index: Tensor | None) -> list[Tensor | None]:
+    """An index by a mask of which the values are known, as indices by position: how many those are is then known."""
+    if isinstance(index, Tensor) and not isinstance(index, FakeTensor) and index.dtype in (torch.bool, torch.uint8):
+        with unset_fake_temporarily():
+            return list(index.nonzero().unbind(1))
+    return [index]
+
+
+def _grouped_mm(left: Tensor, right: Tensor, offs: Tensor | None = None, *_: Any, **options: Any) -> Tensor:
+    """What comes out of a grouped product. The fake kernel takes bfloat16 alone; the CPU's takes others as well."""
+    groups = [] if (left.dim() == 3) != (right.dim() == 3) else [left.shape[0] if offs is None else offs.shape[0]]
+    return left.new_empty((*groups, left.shape[-2], right.shape[-1]), dtype=options.get("out_dtype") or left.dtype)
+
+
+def _is_countable(value: object) -> bool:
+    """Integers, booleans, and what is no tensor."""
+    return not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex())
+
+
+def _is_small(value: object) -> bool:
+    return not isinstance(value, Tensor) or value.numel() <= _MOST_VALUES
+
+
+def fake_mode() -> FakeTensorMode:
+    """The mode in which a step is simulated."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def fake_model(model: nn.Module | Callable[[], nn.Module], dtype: torch.dtype | None) -> nn.Module:
+    """A model of fake tensors on the CPU: what the factory builds, or a copy of a model, which is left as it is.
+
+    To be called inside of the fake mode. With a `dtype`, floating-point parameters have that, and the factory runs with
+    it as torch's default; buffers keep their own.
+
+    Raises:
+        TypeError: it is neither a module nor a factory of one.
+    """
+    if isinstance(model, nn.Module):
+        made = _copied(model)
+    elif callable(model):
+        made = _built(model, dtype)
+    else:
+        raise TypeError(f"model: {type(model).__name__} is neither a torch.nn.Module nor a function that builds one")
+    if dtype is not None:
+        for parameter in made.parameters():
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.to(dtype)
+    return made
+
+
+def _built(factory: Callable[[], nn.Module], dtype: torch.dtype | None) -> nn.Module:
+    default = torch.get_default_dtype()
+    try:
+        if dtype is not None:
+            torch.set_default_dtype(dtype)
+        made = factory()
+    finally:
+        torch.set_default_dtype(default)
+    if not isinstance(made, nn.Module):
+        raise TypeError(f"model: the factory returned {type(made).__name__}, not a torch.nn.Module")
+    tensors = [*made.parameters(), *made.buffers()]
+    # The factory may have put them on the meta device, or given back a model that was there before.
+    return _copied(made) if any(not isinstance(t, FakeTensor) or t.device.type != "cpu" for t in tensors) else made
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """A copy with fake tensors in the place of parameters, buffers and plain attributes; ties stay ties."""
+    fakes: dict[int, Any] = {}
+    for module in model.modules():
+        for value in (*module._parameters.values(), *module._buffers.values(), *vars(module).values()):
+            if isinstance(value, Tensor) and id(value) not in fakes:
+                fakes[id(value)] = _fake(value)
+    return copy.deepcopy(model, fakes)
+
+
+def _fake(tensor: Tensor) -> Tensor:
+    has_values = tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor)
+    if has_values and _is_countable(tensor) and _is_small(tensor):
+        with unset_fake_temporarily():
+            return tensor.detach().clone()
+    if tensor.layout is not torch.strided or hasattr(tensor, "__tensor_flatten__"):
+        raise ActivationCheckpointingError(
+            f"model: a {type(tensor).__name__} with layout {tensor.layout} cannot be simulated; give the plain model, "
+            "as it is before FSDP2, tensor parallelism or quantisation change its tensors, or a function that builds it"
+        )
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(made, requires_grad=tensor.requires_grad)
+    return made.requires_grad_(tensor.requires_grad)
+
+
+def fake_batch(batch: Any) -> Any:
+    """A batch whose small integers and booleans are real and whose other tensors are fake; to be called inside of the
+    fake mode. Mappings, lists and tuples are rebuilt, other values passed on."""
+    if isinstance(batch, Tensor):
+        return _fake(batch)
+    if isinstance(batch, Mapping):
+        return {key: fake_batch(value) for key, value in batch.items()}
+    if type(batch) in (list, tuple):
+        return type(batch)(map(fake_batch, batch))
+    return batch

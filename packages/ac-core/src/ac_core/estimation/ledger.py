@@ -1,0 +1,163 @@
+"""A meter that writes down every allocation and release of a step, and what can be read off that afterwards."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ac_core.proof.meters import Flops, LiveBytes, _Storage
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A stretch of a step.
+
+    phase: `"forward"`, `"backward"` or `"optimizer"`. block: the one that runs; `None` outside of blocks. start, stop:
+    which entries of the log are its own. flops, recompute: FLOPs executed, of which for a recompute.
+    """
+
+    phase: str
+    block: str | None
+    start: int
+    stop: int
+    flops: int = 0
+    recompute: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """Where a storage comes from. moment: index among the moments, -1 before the step. op: that created it, or
+    `"resize"`. again: in a recompute."""
+
+    moment: int
+    op: str
+    again: bool
+
+
+@dataclass(frozen=True)
+class Log:
+    """One step, entry by entry.
+
+    before: bytes of each storage that was alive when the step began, by number. storages, changes: which storage grew
+    or shrank, and by how many bytes. births: of every storage.
+    """
+
+    before: dict[int, int]
+    storages: list[int]
+    changes: list[int]
+    moments: list[Moment]
+    births: dict[int, Birth]
+
+    def totals(self) -> Iterator[int]:
+        """Bytes alive after each entry; the first is before them all."""
+        now = sum(self.before.values())
+        yield now
+        for change in self.changes:
+            now += change
+            yield now
+
+    def peaks(self) -> list[tuple[int, int]]:
+        """For each moment, the most bytes alive in it and the entry after which that is."""
+        totals = list(self.totals())
+        found = []
+        for moment in self.moments:
+            best = max(range(moment.start, moment.stop + 1), key=totals.__getitem__)
+            found.append((totals[best], best))
+        return found
+
+    def alive(self, entry: int) -> dict[int, int]:
+        """Bytes of each storage after the first `entry` entries of the log."""
+        alive = dict(self.before)
+        for number, change in zip(self.storages[:entry], self.changes[:entry], strict=True):
+            alive[number] = alive.get(number, 0) + change
+        return {number: size for number, size in alive.items() if size}
+
+
+@dataclass
+class _Open:
+    phase: str
+    block: str | None
+    start: int
+    flops: int
+    recompute: int
+
+
+class Ledger(LiveBytes):
+    """Counts like `LiveBytes`, and keeps the log. Nothing is logged before `start`.
+
+    flops: the meter of FLOPs that runs beside it, read at the bounds of the moments.
+    """
+
+    def __init__(self, flops: Flops) -> None:
+        super().__init__()
+        self.flops = flops
+        self._op = ""
+        self._recording = False
+        self._before: dict[int, int] = {}
+        self._log: list[tuple[int, int]] = []
+        self._moments: list[Moment] = []
+        self._births: dict[int, Birth] = {}
+        self._open: _Open | None = None
+
+    def start(self, phase: str) -> None:
+        """Forget what was logged; from here on it is the step that counts."""
+        self._before = self.alive()
+        self._log, self._moments, self._open = [], [], None
+        self._births = {number: Birth(-1, self._births[number].op, again=False) for number in self._before}
+        self._recording = True
+        self.begin(phase)
+
+    def begin(self, phase: str, block: str | None = None) -> None:
+        """Another moment begins, if it is another."""
+        if not self._recording or self.now == (phase, block):
+            return
+        self._close()
+        self._open = _Open(phase, block, len(self._log), self._all_flops(), self.flops.recompute)
+
+    @property
+    def now(self) -> tuple[str, str | None] | None:
+        """The phase and the block of the moment that is on."""
+        return None if self._open is None else (self._open.phase, self._open.block)
+
+    @property
+    def entries(self) -> int:
+        """How many there are by now."""
+        return len(self._log)
+
+    def finish(self) -> Log:
+        """End the step."""
+        self._close()
+        self._recording = False
+        storages, changes = [number for number, _ in self._log], [change for _, change in self._log]
+        return Log(self._before, storages, changes, self._moments, self._births)
+
+    def _close(self) -> None:
+        """What allocated and released nothing is no moment."""
+        if self._open is not None and self._open.start < len(self._log):
+            flops, recompute = self._all_flops() - self._open.flops, self.flops.recompute - self._open.recompute
+            moment = Moment(self._open.phase, self._open.block, self._open.start, len(self._log), flops, recompute)
+            self._moments.append(moment)
+        self._open = None
+
+    def _all_flops(self) -> int:
+        return self.flops.forward + self.flops.backward + self.flops.recompute
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._op = str(func)
+        try:
+            return super()._run(func, args, kwargs)
+        finally:
+            self._op = "resize"  # what grows outside of operations does so by that
+
+    def _track(self, storage: torch.UntypedStorage, foreign: int) -> _Storage:
+        tracked = super()._track(storage, foreign)
+        moment = len(self._moments) if self._recording else -1
+        again = self._open is not None and self._open.phase == "backward" and torch.is_grad_enabled()
+        self._births[tracked.serial] = Birth(moment, self._op, again)
+        return tracked
+
+    def _count(self, storage: _Storage, change: int) -> None:
+        super()._count(storage, change)
+        if self._recording and change:
+            self._log.append((storage.serial, change))

@@ -1,0 +1,292 @@
+"""One training step without values and without a GPU, and what it holds in memory at any time.
+
+NOTE [ What a simulation is ]
+The model is one of fake tensors on the CPU device, with parameters, buffers, optimizer state and batch all made inside
+of the fake mode. The step is the real one: its own forward, checkpointing, autograd's own backward, the optimizer's own
+step. A meter sees every allocation and release. So nothing about the model is modelled but what lies below the
+operations: scratch memory inside of kernels and the allocator's rounding.
+"""
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ac_core.discovery.blocks import Block, BlockChoice, find_blocks
+from ac_core.estimation.fake import KnownValues, fake_batch, fake_mode, fake_model
+from ac_core.estimation.ledger import Ledger, Log
+from ac_core.proof.meters import Flops
+from ac_core.proof.step import Loss, named_tensors, run_forward
+from ac_core.region.forward import checkpointed_forwards
+
+Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+"""From the parameters that need gradients to the optimizer that steps on them."""
+
+
+@dataclass(frozen=True)
+class BlockUse:
+    """What one block takes. All bytes are of its own tensors.
+
+    kept: bytes from the block's forward to its backward. working: the most during its backward, what it kept included;
+    of that moment: beside, what lives besides it and besides what the blocks before it have kept (parameters, optimizer
+    state, gradients of the blocks behind, ...). So the step's memory is highest in the block's backward at
+    `sum of kept of the blocks before + working + beside`. forward_flops: of its forward. recompute_flops: of what is
+    run again for its backward.
+    """
+
+    name: str
+    kept: int
+    working: int
+    beside: int
+    forward_flops: int
+    recompute_flops: int
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """One step. Bytes are of everything that the step has in memory, parameters included.
+
+    peak: bytes. peak_moment: when that is, such as `"backward of model.layers.3"`. timeline: for each stretch of the
+    step, its name and the most bytes alive in it. parameters, gradients, optimizer: bytes of each, all of them. end:
+    bytes alive between forward and backward. blocks: in the order in which they first ran. forward_flops,
+    backward_flops, recompute_flops: of matrix multiplications, convolutions and attention. log: every allocation and
+    release. known: numbers of the storages in `log` that are parameters and buffers, gradients, optimizer state,
+    communication buffers.
+    """
+
+    peak: int
+    peak_moment: str
+    timeline: tuple[tuple[str, int], ...]
+    parameters: int
+    gradients: int
+    optimizer: int
+    end: int
+    blocks: tuple[BlockUse, ...]
+    forward_flops: int
+    backward_flops: int
+    recompute_flops: int
+    assumed_uniform_routing: bool
+    log: Log = field(repr=False)
+    known: dict[str, set[int]] = field(repr=False)
+
+
+def simulate(
+    model: nn.Module | Callable[[], nn.Module],
+    batch: Any,
+    *,
+    prepare: Callable[[nn.Module], nn.Module | None] | None = None,
+    loss: Loss | None = None,
+    optimizer: Optimizer | None = None,
+    dtype: torch.dtype | None = None,
+    blocks: BlockChoice | Iterable[BlockChoice] | None = None,
+    experts: int = 0,
+    settle: int | None = None,
+) -> Simulation:
+    """Simulate a training step of `model` on `batch`: forward, backward into empty gradients, optimizer step.
+
+    Steps that come before it let optimizer state and learnt policies settle.
+
+    Args:
+        model: a module with real, meta or fake tensors, which is left as it is, or a function that builds one, which is
+            called with fake tensors on: no weight is ever allocated.
+        batch: what the model is called with, as for `ac_core.measure`. Tensors of it may be real, meta or fake; a model
+            that looks at values of integers or booleans (masks, grids of images) needs real ones.
+        prepare: what is to be done to the model before the step, such as applying a policy or sharding it. May return
+            another model, to be run in its place.
+        loss: from the output to what is differentiated, as for `ac_core.measure`.
+        optimizer: builds the optimizer; `None`: no optimizer.
+        dtype: of the floating-point parameters; `None`: as they are.
+        blocks: what the blocks are, where the rules do not find them; see `find_blocks`.
+        experts: how many experts share what a router sends, where a model's shapes depend on that.
+        settle: forwards and backwards that are run before; `None`: one where checkpointing learns from its first step.
+
+    Raises:
+        TypeError: the model is none, or the batch is nothing that a model can be called with.
+        ActivationCheckpointingError: nothing needs a gradient; tensors of the model cannot be made fake.
+    """
+    flops = Flops()
+    known_values = KnownValues(experts)
+    with fake_mode(), known_values, Ledger(flops) as ledger, flops:
+        made = fake_model(model, dtype)
+        found = find_blocks(made, blocks)
+        prepared = None if prepare is None else prepare(made)
+        running = made if prepared is None else prepared
+        inputs = fake_batch(batch)
+        stepper = _optimizer_with_state(running, optimizer)
+        for _ in range(_steps_until_settled(made) if settle is None else settle):
+            run_forward(running, inputs, loss)[0].backward()
+            running.zero_grad(set_to_none=True)
+        gc.collect()
+        with _watched(found, ledger):
+            ledger.start("forward")
+            flops.forward = flops.backward = flops.recompute = 0
+            forward = run_forward(running, inputs, loss)[0]
+            end = ledger.entries
+            ledger.begin("backward")
+            flops.in_backward = True
+            forward.backward()
+            del forward
+            flops.in_backward = False
+            ledger.begin("optimizer")
+            gradients = [p.grad for p in running.parameters() if p.grad is not None]
+            known = {
+                "parameters": ledger.numbers([*running.parameters(), *running.buffers()]),
+                "gradients": ledger.numbers(gradients),
+                "optimizer": set() if stepper is None else ledger.numbers(_state_of(stepper)),
+            }
+            del gradients
+            if stepper is not None:
+                stepper.step()
+            log = ledger.finish()
+    return _read(log, known, end, flops, [block.name for block in found], assumed=known_values.assumed)
+
+
+def _steps_until_settled(model: nn.Module) -> int:
+    return 1 if any(forward.context_fn is not None for _, forward in checkpointed_forwards(model)) else 0
+
+
+def _optimizer_with_state(model: nn.Module, build: Optimizer | None) -> torch.optim.Optimizer | None:
+    """An optimizer that has stepped once, so that its state is there from the beginning of the step."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if build is None or not parameters:
+        return None
+    stepper = build(parameters)
+    for parameter in parameters:
+        parameter.grad = torch.empty_like(parameter)
+    stepper.step()
+    for parameter in parameters:
+        parameter.grad = None
+    return stepper
+
+
+def _state_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [tensor for state in optimizer.state.values() for _, tensor in named_tensors(state, "")]
+
+
+@contextmanager
+def _watched(blocks: list[Block], ledger: Ledger) -> Iterator[None]:
+    """Tells the ledger when a block begins and ends, in forward and backward.
+
+    A block's backward begins when the gradient of its output is there. It ends when that of its input is, which in most
+    models is when the block before it begins.
+    """
+
+    def backward_begins(name: str, _: Tensor) -> None:
+        ledger.begin("backward", name)
+
+    def backward_ends(name: str, _: Tensor) -> None:
+        if ledger.now == ("backward", name):
+            ledger.begin("backward")
+
+    def on_gradients(values: Any, hook: Callable[[Tensor], None]) -> None:
+        for _, tensor in named_tensors(values, ""):
+            if tensor.grad_fn is not None:
+                tensor.register_hook(hook)
+
+    def before(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        on_gradients([*args, *kwargs.values()], partial(backward_ends, name))
+        ledger.begin("forward", name)
+
+    def after(name: str, _: nn.Module, _args: Any, output: Any) -> None:
+        ledger.begin("forward")
+        on_gradients(output, partial(backward_begins, name))
+
+    with ExitStack() as stack:
+        for block in blocks:
+            handles = (
+                block.module.register_forward_pre_hook(partial(before, block.name), with_kwargs=True),
+                block.module.register_forward_hook(partial(after, block.name)),
+            )
+            for handle in handles:
+                stack.callback(handle.remove)
+        yield
+
+
+def _read(
+    log: Log, known: dict[str, set[int]], end: int, flops: Flops, names: list[str], *, assumed: bool
+) -> Simulation:
+    peaks = log.peaks()
+    bytes_of = {number: size for entry in (0, end, len(log.changes)) for number, size in log.alive(entry).items()}
+    at_end = log.alive(end)
+    highest, _ = max(peaks, key=lambda peak: peak[0])
+    first = next(i for i, (size, _) in enumerate(peaks) if size == highest)
+    labels = _labels(log)
+    return Simulation(
+        peak=highest,
+        peak_moment=labels[first],
+        timeline=tuple((label, size) for label, (size, _) in zip(labels, peaks, strict=True)),
+        parameters=sum(bytes_of.get(number, 0) for number in known["parameters"]),
+        gradients=sum(_most(log, known["gradients"]).values()),
+        optimizer=sum(bytes_of.get(number, 0) for number in known["optimizer"]),
+        end=sum(at_end.values()),
+        blocks=tuple(_uses(log, peaks, at_end, known, names)),
+        forward_flops=flops.forward,
+        backward_flops=flops.backward,
+        recompute_flops=flops.recompute,
+        assumed_uniform_routing=assumed,
+        log=log,
+        known=known,
+    )
+
+
+def _most(log: Log, numbers: set[int]) -> dict[int, int]:
+    """The most bytes that each of these storages has had."""
+    now, most = dict(log.before), {number: log.before.get(number, 0) for number in numbers}
+    for number, change in zip(log.storages, log.changes, strict=True):
+        if number in most:
+            now[number] = now.get(number, 0) + change
+            most[number] = max(most[number], now[number])
+    return most
+
+
+def _labels(log: Log) -> list[str]:
+    """What to call the moments."""
+    last = max((i for i, moment in enumerate(log.moments) if moment.phase == "forward" and moment.block), default=-1)
+    first = next((i for i, moment in enumerate(log.moments) if moment.phase == "backward" and moment.block), -1)
+    labels = []
+    for index, moment in enumerate(log.moments):
+        if moment.block:
+            labels.append(f"{moment.phase} of {moment.block}")
+        elif moment.phase == "optimizer":
+            labels.append("optimizer step")
+        elif last >= 0 and (last < index < first or (first < 0 and last < index)):
+            labels.append(f"{moment.phase} of head and loss")
+        else:
+            labels.append(f"{moment.phase} outside of blocks")
+    return labels
+
+
+def _uses(
+    log: Log, peaks: list[tuple[int, int]], at_end: dict[int, int], known: dict[str, set[int]], names: list[str]
+) -> Iterator[BlockUse]:
+    order = list(dict.fromkeys(m.block for m in log.moments if m.phase == "forward" and m.block in names))
+    lasting = set().union(*known.values())
+    owner = {}  # storages of blocks
+    for number, birth in log.births.items():
+        moment = log.moments[birth.moment] if birth.moment >= 0 else None
+        if moment is not None and moment.block is not None and number not in lasting:
+            owner[number] = (moment.phase, moment.block)
+    kept = dict.fromkeys(order, 0)
+    after = log.alive(len(log.changes))
+    for number, size in at_end.items():
+        phase, block = owner.get(number, ("", None))
+        if phase == "forward" and block in kept:
+            kept[block] += size - after.get(number, 0)
+    before = 0
+    for name in order:
+        windows = [i for i, m in enumerate(log.moments) if (m.phase, m.block) == ("backward", name)]
+        total = working = 0
+        for i in windows:
+            size, entry = peaks[i]
+            if size > total:
+                alive = log.alive(entry)
+                total, working = size, sum(s for n, s in alive.items() if owner.get(n, ("", None))[1] == name)
+        forward = sum(m.flops for m in log.moments if (m.phase, m.block) == ("forward", name))
+        again = sum(log.moments[i].recompute for i in windows)
+        yield BlockUse(name, kept[name], working, max(0, total - before - working), forward, again)
+        before += kept[name]
