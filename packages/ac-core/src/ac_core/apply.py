@@ -85,10 +85,10 @@ def apply_activation_checkpointing(
         )
     choice = choose(model, found, config, chosen_by_caller=blocks is not None)
     callers = _context_fns(context_fn)
-    selective = select_calls(choice.regions, config.save) if config.policy == "selective" else None
+    selective = select_calls(choice.regions, "save" if config.plan is None else "plan")
     cached = turn_cache_off(model) if choice.regions and not choice.why_cache else []
     for region in choice.regions:
-        chosen = [] if selective is None else [selective.attach(region.name)]
+        chosen = selective.attach(region.name)
         region.module.forward = CheckpointedForward(  # type: ignore[assignment]
             region.module,
             region.name,
@@ -96,8 +96,8 @@ def apply_activation_checkpointing(
             preserve_rng_state=config.preserve_rng_state,
             early_stop=config.early_stop,
             state_fn=ComposedContextFn(state_contexts(region.module, region.name)),
-            context_fn=_compose([*callers, *chosen]),
-            compiled_context_fn=_compose([*callers, *([] if selective is None else [selective.compiled])]),
+            context_fn=_compose([*callers, *(eager for eager, _ in chosen)]),
+            compiled_context_fn=_compose([*callers, *(compiled for _, compiled in chosen)]),
         )
     notes = []
     if choice.regions:

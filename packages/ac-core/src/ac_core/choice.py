@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from torch import nn
 
@@ -14,19 +15,26 @@ from ac_core.region.cache import takes_cache, why_cache_is_needed
 from ac_core.region.foreign import Marks, mark_about, marks
 from ac_core.region.submodules import submodules_beside_attention
 from ac_core.report import BlockGroup
+from ac_core.selective.rule import SaveRule
 from ac_core.trainability import FROZEN, frozen_blocks
 
 _NOT_ASKED = ("out of scope", "not among the layers")
+_WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+Option = str | tuple[str, ...]
+"""What is done with a block: `"none"`, `"full"`, `"selective"`, or the names of what is kept."""
 
 
 @dataclass(frozen=True)
 class Region:
-    """A module to checkpoint: a block, or a piece of one. dormant: until something in it needs a gradient."""
+    """A module to checkpoint: a block, or a piece of one. dormant: until something in it needs a gradient. rule: which
+    outputs are kept besides the input; `None`: none."""
 
     name: str
     module: nn.Module
     block: Block
     dormant: bool = False
+    rule: SaveRule | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,7 @@ def choose(
     why_cache = "keep_cache=True" if config.keep_cache else why_cache_is_needed(model, (b.module for b in found))
     frozen = frozen_blocks(model, found)
     selected = _selected(found, config)
+    options = _options(found, selected, config)
     regions: dict[int, Region] = {}  # by identity: a module that blocks share becomes one region
     rows = []
     for block in found:
@@ -71,13 +80,15 @@ def choose(
             reason = f"already checkpointed by {other[1]}"
             _refuse(config, f"'{other[0]}' is {reason}; turn that off, so that nothing is recomputed twice")
         else:
-            pieces = _pieces(block, why_cache, dormant=block.name in frozen)
-            reason = _about(block, pieces)
-            if not pieces:
+            option = options[block.name]
+            rule = _rule(option, config)
+            pieces = [] if option == "none" else _pieces(block, why_cache, rule, dormant=block.name in frozen)
+            reason = _about(block, pieces) if option != "none" else ""
+            if not pieces and option != "none":
                 _refuse(config, f"block '{block.name}': {reason} ({why_cache}); choose the other blocks with blocks=")
         for piece in pieces:
             regions.setdefault(id(piece.module), piece)
-        asked = "none" if reason in _NOT_ASKED else str(config.policy)
+        asked = "none" if reason in _NOT_ASKED else option_text(options[block.name])
         rows.append(BlockGroup((block.name,), block.part, block.why, asked, _applied(block, pieces, asked), reason))
     return Choice(list(regions.values()), rows, why_cache)
 
@@ -100,12 +111,46 @@ def _about(block: Block, pieces: list[Region]) -> str:
     return f"the cache stays on, so attention is run once and keeps what it saves; one by one: {names}"
 
 
-def _pieces(block: Block, why_cache: str, *, dormant: bool) -> list[Region]:
+def _rule(option: Option, config: ActivationCheckpointingConfig) -> SaveRule | None:
+    if isinstance(option, tuple):
+        return SaveRule.of(option)
+    return SaveRule.of(config.save) if option == "selective" else None
+
+
+def _pieces(block: Block, why_cache: str, rule: SaveRule | None, *, dormant: bool) -> list[Region]:
     """The block itself or, where a cache stays on and it takes one, what can be run again inside it."""
     if not (why_cache and takes_cache(block.module)):
-        return [Region(block.name, block.module, block, dormant)]
+        return [Region(block.name, block.module, block, dormant, rule)]
     inside = submodules_beside_attention(block.name, block.module)
-    return [Region(name, module, block, dormant) for name, module in inside]
+    return [Region(name, module, block, dormant, rule) for name, module in inside]
+
+
+def _options(found: list[Block], selected: set[str], config: ActivationCheckpointingConfig) -> dict[str, Option]:
+    """What is to be done with each selected block."""
+    if config.plan is None:
+        return dict.fromkeys(selected, str(config.policy))
+    planned = {without_wrappers(name): option for name, option in config.plan.items()}
+    own = {without_wrappers(name): name for name in selected}
+    if unknown := [name for name in planned if name not in own]:
+        close = get_close_matches(unknown[0], own, n=3)
+        hint = f"; near: {', '.join(map(repr, close))}" if close else ""
+        raise ActivationCheckpointingError(f"plan: {unknown[0]!r} is no block of this model in scope and layers{hint}")
+    if missing := [name for short, name in own.items() if short not in planned]:
+        more = f", and nothing for {len(missing) - 1} others" if len(missing) > 1 else ""
+        raise ActivationCheckpointingError(
+            f"plan: it has nothing for block '{min(missing)}'{more}; it was made for another model, scope or layers"
+        )
+    return {name: planned[short] for short, name in own.items()}
+
+
+def without_wrappers(name: str) -> str:
+    """A block's name without what DDP, FSDP1 and torch.compile put into it when they wrap a module."""
+    return ".".join(token for token in name.split(".") if token not in _WRAPPERS)
+
+
+def option_text(option: Option) -> str:
+    """What is done with a block, in a word or a few."""
+    return option if isinstance(option, str) else f"keep {', '.join(option)}"
 
 
 def _left_alone(found: list[Block], foreign: Marks, config: ActivationCheckpointingConfig) -> list[BlockGroup]:

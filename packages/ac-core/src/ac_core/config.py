@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ac_core.layers import check_layers
+from ac_core.planning.budget import parse_budget
 
 PolicyName = Literal["none", "full", "selective", "budget"]
 ScopeName = Literal["all", "language", "vision", "audio", "multimodal"]
 Scope = ScopeName | tuple[ScopeName, ...]
 FamilyName = Literal["attention", "matmul", "collective", "router"]
 
-AVAILABLE_POLICIES = ("none", "full", "selective")
-"""The policies that this version applies. The others have a name already so that a recipe that asks for one is told
-so, and is never trained with a weaker policy."""
+_WHOLE = ("none", "full")
+"""What a plan says of a block as a whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,8 @@ class ActivationCheckpointingConfig:
 
     policy: what a block keeps for backward. `False` or `"none"`: everything. `True` or `"full"`: its input alone; its
         forward runs once more in the backward. `"selective"`: its input and the outputs of chosen calls, which the
-        recompute does not make again. Stored as the name.
+        recompute does not make again. `"budget"`: one of these block by block, the cheapest choice within
+        `memory_budget`, or the one in `plan`. Stored as the name.
     scope: the parts of the model that are checkpointed: `"all"`, one part, `"multimodal"` (every part that is not
         language), or several of them.
     layers: which blocks of each part in the scope. `"0-7,12-"`, `"-2:"`: positions among the blocks of the part;
@@ -31,6 +32,12 @@ class ActivationCheckpointingConfig:
     save: what `selective` keeps: families (`"attention"`, `"matmul"`, `"collective"`, `"router"`), globs over names of
         modules in the blocks (`"mlp.gate_proj"`), or ops (`"aten::mm"`). `None`: attention, collectives, the router's
         choice, and part of the matmuls.
+    memory_budget: for `budget`: bytes of a training step at its peak, parameters, gradients and optimizer included.
+        `"24GiB"`, `"24GB"`, a whole number of bytes; `0.5` or `"50%"`: of what the step takes without checkpointing;
+        `"device"`: what the current CUDA device has. Without a `plan`, `apply_activation_checkpointing` makes one, and
+        needs a `batch=` for that.
+    plan: for `budget`: what is done with each block of the scope, by name: `"none"`, `"full"`, or a list as in `save`
+        of what is kept. `ac_core.plan(...).to_config()` fills it. It is applied as it is, whatever `memory_budget` says.
     preserve_rng_state: replay the random numbers of the forward in the recompute. Without it, a block that draws
         any raises in its first forward.
     early_stop: end the recompute with the last tensor that the backward needs.
@@ -48,6 +55,8 @@ class ActivationCheckpointingConfig:
     scope: Scope = "all"
     layers: str | dict[str, str] | None = None
     save: tuple[str, ...] | None = None
+    memory_budget: str | int | float | None = None
+    plan: dict[str, str | tuple[str, ...]] | None = None
     preserve_rng_state: bool = True
     early_stop: bool = True
     keep_cache: bool = False
@@ -60,6 +69,8 @@ class ActivationCheckpointingConfig:
         object.__setattr__(self, "save", _save(self.save))
         if self.save is not None and self.policy != "selective":
             raise ValueError(f"save: {self.save!r} belongs to policy 'selective'; with {self.policy!r} nothing is kept")
+        _check_budget(self.policy, self.memory_budget, self.plan)
+        object.__setattr__(self, "plan", _plan(self.plan))
         for name in ("preserve_rng_state", "early_stop", "keep_cache", "strict"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ValueError(f"{name}: {value!r} is not true or false")
@@ -74,10 +85,6 @@ def policy_name(value: object, *, field: str) -> PolicyName:
         return "full"
     if not isinstance(value, str) or value not in names:
         raise ValueError(f"{field}: {value!r} is not one of true, false, {_listed(names)}")
-    if value not in AVAILABLE_POLICIES:
-        raise ValueError(
-            f"{field}: {value!r} is not available in this version of ac-core; available: {_listed(AVAILABLE_POLICIES)}"
-        )
     return value  # type: ignore[return-value]
 
 
@@ -104,6 +111,37 @@ def _layers(value: object) -> str | dict[str, str] | None:
         if problem := check_layers(text):
             raise ValueError(f"layers: {f'for {part!r}: ' if part else ''}{problem}")
     return dict(value) if isinstance(value, Mapping) else str(value)
+
+
+def _check_budget(policy: object, budget: object, plan: object) -> None:
+    for name, value in (("memory_budget", budget), ("plan", plan)):
+        if value is not None and policy != "budget":
+            raise ValueError(f"{name}: {value!r} belongs to policy 'budget', and the policy is {policy!r}")
+    if policy == "budget" and budget is None and plan is None:
+        raise ValueError("memory_budget: policy 'budget' needs one, such as '24GiB', 0.5 or 'device', or a plan")
+    if budget is not None:
+        try:
+            parse_budget(budget)
+        except ValueError as error:
+            raise ValueError(f"memory_budget: {error}") from None
+
+
+def _plan(value: object) -> dict[str, str | tuple[str, ...]] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not value or not all(isinstance(name, str) for name in value):
+        raise ValueError(f"plan: {value!r} does not say by block name what is done with each, as ac_core.plan does")
+    plan: dict[str, str | tuple[str, ...]] = {}
+    for name, option in value.items():
+        if isinstance(option, str) and option not in _WHOLE:
+            raise ValueError(f"plan: {option!r} for {name!r} is not one of {_listed(_WHOLE)}, or a list of what is kept")
+        try:
+            plan[name] = option if isinstance(option, str) else _save(option)  # type: ignore[assignment]
+        except ValueError as error:
+            raise ValueError(f"plan: for {name!r}: {str(error).removeprefix('save: ')}") from None
+        if plan[name] is None:
+            raise ValueError(f"plan: nothing is said for {name!r}; give {_listed(_WHOLE)}, or a list of what is kept")
+    return plan
 
 
 def _save(value: object) -> tuple[str, ...] | None:

@@ -38,6 +38,11 @@ class _StrategyConfig:
     def __post_init__(self) -> None:
         asked = self.activation_checkpointing
         scope = scope_names(self.activation_checkpointing_scope, field="activation_checkpointing_scope")
+        if asked == "budget":
+            raise ValueError(
+                "activation_checkpointing: 'budget' needs a budget; give an ActivationCheckpointingConfig in its place, "
+                "in a recipe {policy: budget, memory_budget: 24GiB}"
+            )
         if not isinstance(asked, ActivationCheckpointingConfig):
             object.__setattr__(self, "activation_checkpointing", policy_name(asked, field="activation_checkpointing"))
         elif scope != "all" and _parts(scope) != _parts(asked.scope):

@@ -81,13 +81,14 @@ class Decision:
 class BlockPlan:
     """The calls of one block and, at any time, the decision about them.
 
-    named: modules that a glob of the rule names; unasked: those of them whose result no recompute asks for. experts:
+    rule: what is to be kept of them. named: modules that a glob of the rule names; unasked: those of them whose result no recompute asks for. experts:
     leaf matmuls in a list inside of the block: each sees a part of the tokens, another in every step, and the policy's
     part of the matmuls leaves them out. owners: modules that were seen to run; unseen: that ran, but in a step that was
     not watched. patience: steps to go on watching for those. learnt: nothing is left to watch for. attached: the
     modules of the block have their sites.
     """
 
+    rule: SaveRule
     decision: Decision
     experts: frozenset[str] = frozenset()
     named: list[str] = field(default_factory=list)
@@ -158,16 +159,15 @@ class BlockPlan:
 class ModelPlan:
     """The plans of the checkpointed blocks, in order: what one block does not use of the budget goes to the next."""
 
-    rule: SaveRule
     blocks: list[BlockPlan] = field(default_factory=list)
     costly: set[tuple[str, str]] = field(default_factory=set)
     told: bool = False
 
-    def add(self, name: str, block: nn.Module) -> BlockPlan:
+    def add(self, name: str, block: nn.Module, rule: SaveRule) -> BlockPlan:
         """A plan for one more block, from what its modules tell."""
         leaves = {path: leaf for path, module in block.named_modules() if (leaf := matmul_leaf(module)) is not None}
         experts = frozenset(path for path in leaves if _is_one_of_many(block, path))
-        plan = BlockPlan(Decision(self.rule, costly=self.costly), experts)
+        plan = BlockPlan(rule, Decision(rule, costly=self.costly), experts)
         for path, leaf in leaves.items():
             if leaf.features is not None:
                 # Bytes in units of one row of output elements: until the first step shows the real ones.
@@ -175,7 +175,7 @@ class ModelPlan:
         for path, module in block.named_modules():
             if is_list(module):
                 continue  # never called: what is in it is
-            if path and self.rule.keeps_module(name, path) and not any(inside(path, other) for other in plan.named):
+            if path and rule.keeps_module(name, path) and not any(inside(path, other) for other in plan.named):
                 plan.named.append(path)
         self.blocks.append(plan)
         return plan
@@ -187,16 +187,14 @@ class ModelPlan:
         if not self.told and all(plan.learnt for plan in self.blocks):
             self.told = True
             self._tell_what_is_missing()
-        by_budget = spend([_candidates(plan) for plan in self.blocks]) if self.rule.part_of_matmuls else None
-        for index, plan in enumerate(self.blocks):
-            kept = self._named(plan)
-            if by_budget is not None:
-                kept |= by_budget[index]
+        by_budget = spend([_candidates(plan) if plan.rule.part_of_matmuls else [] for plan in self.blocks])
+        for plan, of_the_matmuls in zip(self.blocks, by_budget, strict=True):
+            kept = self._named(plan) | of_the_matmuls
             modules = _merge(plan, kept) | set(plan.named)
             calls = frozenset(key for key in kept if not any(inside(key[0], module) for module in modules))
             active = frozenset(path for path, what, _ in calls if what != FORWARD) if plan.learnt else None
             unasked = frozenset(plan.unasked)
-            plan.decision, plan.stale = Decision(self.rule, calls, modules, active, unasked, self.costly), False
+            plan.decision, plan.stale = Decision(plan.rule, calls, modules, active, unasked, self.costly), False
 
     def _named(self, plan: BlockPlan) -> set[Key]:
         """The calls that the rule keeps whatever they cost, as long as they hold little more than their output."""
@@ -206,14 +204,16 @@ class ModelPlan:
             if site.needed
             and not site.spoiled
             and (key[0], site.kind.name) not in self.costly
-            and self.rule.keeps(site.kind)
+            and plan.rule.keeps(site.kind)
         }
 
     def _tell_what_is_missing(self) -> None:
-        kinds = {site.kind for plan in self.blocks for site in plan.sites.values()}
-        named = sorted(self.rule.ops) + ([] if self.rule.part_of_matmuls else sorted(self.rule.families))
-        for name in named:
-            if not any(name in kind.ops or name == kind.family for kind in kinds):
+        kinds: dict[str, set[CallKind]] = {}  # of the blocks whose rule has the name
+        for plan in self.blocks:
+            for name in (*plan.rule.ops, *(() if plan.rule.part_of_matmuls else plan.rule.families)):
+                kinds.setdefault(name, set()).update(site.kind for site in plan.sites.values())
+        for name in sorted(kinds):
+            if not any(name in kind.ops or name == kind.family for kind in kinds[name]):
                 warnings.warn(
                     f"save: {name!r} matches no call that the checkpointed blocks make, so nothing is kept for it"
                     + "; attention written out as matmuls and softmax is none" * (name == ATTENTION),

@@ -1,6 +1,6 @@
 """The policy as `apply` uses it: what to keep in a set of blocks, checked before anything is changed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import get_args
 
@@ -9,6 +9,7 @@ from torch import nn
 from ac_core.choice import Region
 from ac_core.config import FamilyName
 from ac_core.errors import ActivationCheckpointingError
+from ac_core.region.contexts import ContextFn
 from ac_core.selective.compiled import compiled_contexts
 from ac_core.selective.context import KeptCalls
 from ac_core.selective.ops import check_op_name
@@ -18,54 +19,58 @@ from ac_core.selective.sites import attach_sites
 
 
 class SelectiveCalls:
-    """Selective checkpointing of the regions of one model.
+    """Selective checkpointing of the regions of one model, each by its own rule."""
 
-    compiled: the context function for a region that torch.compile traces.
-    """
-
-    def __init__(self, regions: Sequence[Region], rule: SaveRule) -> None:
+    def __init__(self, regions: Sequence[Region]) -> None:
         self._regions = {region.name: region for region in regions}
         # One budget for each part: a tower does not spend what the language model leaves over.
-        self._plans = {(region.block.part, region.dormant): ModelPlan(rule) for region in regions}
-        self._of = {region.name: self._plan(region).add(region.name, region.module) for region in regions}
-        self.compiled = compiled_contexts(rule)
+        self._plans = {(region.block.part, region.dormant): ModelPlan() for region in regions}
+        self._of = {region.name: self._plan(region).add(region.name, region.module, region.rule) for region in regions}
 
-    def attach(self, name: str) -> KeptCalls:
-        """Prepare the modules inside the region called `name`; the context function to checkpoint it with."""
-        region = self._regions[name]
+    def attach(self, name: str) -> list[tuple[ContextFn, ContextFn]]:
+        """Prepare the modules inside the region called `name`. The context functions to checkpoint it with, in eager
+        mode and where torch.compile traces it; none if the region has no rule."""
+        region = self._regions.get(name)
+        if region is None:
+            return []
         attach_sites(region.module, self._of[name])
-        return KeptCalls(self._plan(region), self._of[name], region.module)
+        kept = KeptCalls(self._plan(region), self._of[name], region.module)
+        return [(kept, compiled_contexts(self._of[name].rule))]
 
     def _plan(self, region: Region) -> ModelPlan:
         return self._plans[region.block.part, region.dormant]
 
 
-def select_calls(regions: Sequence[Region], save: Sequence[str] | None) -> SelectiveCalls:
-    """The policy for `regions` under the `save` setting.
+def select_calls(regions: Sequence[Region], field: str = "save") -> SelectiveCalls:
+    """The policy for those of `regions` that have a rule.
+
+    Args:
+        regions: in model order.
+        field: the setting that the rules come from. A name in `save` has to fit something in any region; what a `plan`
+            says of a block, in that block.
 
     Raises:
-        ActivationCheckpointingError: a name in `save` that fits nothing in these regions; a region, or a module in
-            one, that is compiled already.
+        ActivationCheckpointingError: a name that fits nothing; a region, or a module in one, that is compiled already.
     """
-    for name in save or ():
-        if "::" in name:
-            problem = check_op_name(name, imported=True)
-        elif name in get_args(FamilyName):
-            problem = None
-        else:
-            problem = _no_module(name, regions)
-        if problem:
-            raise ActivationCheckpointingError(f"save: {problem}")
-    for region in regions:
-        for path, module in region.module.named_modules():
-            if _is_compiled(module, itself=not path):
-                name = f"{region.name}.{path}" if path else region.name
-                raise ActivationCheckpointingError(
-                    f"'{name}' is compiled already, so that its calls cannot be kept one by one and 'selective' would "
-                    "silently become 'full'; compile whole blocks (block.compile()) or the model instead: that keeps "
-                    "what the policy says"
-                )
-    return SelectiveCalls(regions, SaveRule.of(save))
+    ruled = [region for region in regions if region.rule is not None]
+    for each in [[region] for region in ruled] if field == "plan" else [ruled]:
+        for rule in dict.fromkeys(region.rule for region in each):
+            if problem := next(_misfits(rule, each), None):
+                raise ActivationCheckpointingError(f"{field}: {problem}")
+    for region in ruled:
+        _refuse_compiled(region)
+    return SelectiveCalls(ruled)
+
+
+def _refuse_compiled(region: Region) -> None:
+    for path, module in region.module.named_modules():
+        if _is_compiled(module, itself=not path):
+            name = f"{region.name}.{path}" if path else region.name
+            raise ActivationCheckpointingError(
+                f"'{name}' is compiled already, so that its calls cannot be kept one by one and 'selective' would "
+                "silently become 'full'; compile whole blocks (block.compile()) or the model instead: that keeps "
+                "what the policy says"
+            )
 
 
 def _is_compiled(module: nn.Module, *, itself: bool) -> bool:
@@ -76,11 +81,13 @@ def _is_compiled(module: nn.Module, *, itself: bool) -> bool:
     return not itself and module._compiled_call_impl is not None
 
 
-def _no_module(glob: str, regions: Sequence[Region]) -> str | None:
+def _misfits(rule: SaveRule, regions: Sequence[Region]) -> Iterator[str]:
+    """What is wrong with each name in the rule that names nothing, in these regions if it is a glob."""
+    yield from filter(None, (check_op_name(op, imported=True) for op in sorted(rule.ops)))
     paths = [(region.name, p) for region in regions for p, m in region.module.named_modules() if p and not is_list(m)]
-    rule = SaveRule.of((glob,))
-    if any(rule.keeps_module(name, path) for name, path in paths):
-        return None
-    close = get_close_matches(glob, (*get_args(FamilyName), *sorted({path for _, path in paths})), n=3)
-    hint = f"; near matches: {', '.join(map(repr, close))}" if close else ""
-    return f"{glob!r} is no family and matches no module in the checkpointed blocks{hint}"
+    for glob in rule.globs:
+        if not any(SaveRule(globs=(glob,)).keeps_module(name, path) for name, path in paths):
+            where = f"block '{regions[0].name}'" if len(regions) == 1 else "the checkpointed blocks"
+            close = get_close_matches(glob, (*get_args(FamilyName), *sorted({path for _, path in paths})), n=3)
+            hint = f"; near matches: {', '.join(map(repr, close))}" if close else ""
+            yield f"{glob!r} is no family and matches no module in {where}{hint}"
