@@ -111,7 +111,7 @@ def simulate(
     """
     flops = Flops()
     known_values = KnownValues(experts)
-    with fake_mode(), known_values, Ledger(flops) as ledger, flops:
+    with fake_mode(), known_values, flops, Ledger(flops) as ledger:
         made = fake_model(model, dtype)
         found = find_blocks(made, blocks)
         prepared = None if prepare is None else prepare(made)

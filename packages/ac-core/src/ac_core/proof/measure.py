@@ -73,7 +73,7 @@ def measure(model: nn.Module, batch: Mapping[str, Any] | tuple | list | Tensor, 
             run_forward(model, copy_batch(batch), loss)[0].backward()
     with torch.inference_mode(mode=False), restored(model):
         batch = copy_batch(batch)
-        with _older_garbage_gone(), LiveBytes() as live, Flops() as flops:
+        with _older_garbage_gone(), Flops() as flops, LiveBytes() as live:
             forward = run_forward(model, batch, loss)[0]  # of the output nothing is kept
             gc.collect()
             _wait_for_collectives()
