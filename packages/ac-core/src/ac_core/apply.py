@@ -39,6 +39,7 @@ def apply_activation_checkpointing(
     scope: Scope | list[str] | None = None,
     blocks: BlockChoice | Iterable[BlockChoice] | None = None,
     context_fn: ContextFn | Iterable[ContextFn] | None = None,
+    batch: Any = None,
 ) -> Report:
     """Checkpoint the blocks of `model`, in place, and say what was done.
 
@@ -57,6 +58,9 @@ def apply_activation_checkpointing(
         context_fn: `() -> (forward_context, recompute_context)`, as `torch.utils.checkpoint` takes it, or several: each
             is entered around every forward and recompute of a block, the first outermost. Contexts must be
             re-enterable.
+        batch: for a `memory_budget` without a plan: what the model is called with, at the size that it is to fit; only
+            its shapes count. The plan is for one process with AdamW; `ac_core.plan` makes it for other set-ups. Not
+            needed otherwise.
 
     Returns:
         The report: asked and applied for every block of the model.
@@ -76,17 +80,21 @@ def apply_activation_checkpointing(
             "model: nn.DataParallel copies a module's attributes, so that its replicas would run the weights of the "
             "original; use torch.nn.parallel.DistributedDataParallel"
         )
+    if config.policy == "budget" and config.plan is None:
+        config = _planned(model, config, blocks, batch)
     found = find_blocks(model, blocks)
     if found and blocks is not None and (problems := misses(model, blocks)):
         raise ActivationCheckpointingError(f"blocks: {problems[0]}")
-    if checkpointed_forwards(model):
+    if checkpointed_forwards(model) or any(_RECORD in vars(module) for module in model.modules()):
         raise ActivationCheckpointingError(
             "ac-core already checkpoints this model; call remove_activation_checkpointing(model) first"
         )
     choice = choose(model, found, config, chosen_by_caller=blocks is not None)
     callers = _context_fns(context_fn)
     selective = select_calls(choice.regions, "save" if config.plan is None else "plan")
-    cached = turn_cache_off(model) if choice.regions and not choice.why_cache else []
+    # A plan in which no block is checkpointed was made without the cache as well.
+    trains = bool(choice.regions) or config.policy == "budget"
+    cached = turn_cache_off(model) if trains and not choice.why_cache else []
     for region in choice.regions:
         chosen = selective.attach(region.name)
         region.module.forward = CheckpointedForward(  # type: ignore[assignment]
@@ -102,11 +110,12 @@ def apply_activation_checkpointing(
     notes = []
     if choice.regions:
         trace_if_asked()
+    if trains:
         setattr(_inside_wrappers(model), _RECORD, _Applied(cached))
     if cached:
         plural = "s" if len(cached) > 1 else ""
         notes.append(f"key/value cache turned off for training (use_cache=False on {len(cached)} config{plural})")
-    elif choice.regions and choice.why_cache:
+    elif trains and choice.why_cache:
         notes.append(f"key/value cache left on: {choice.why_cache}")
     scopes = (config.scope,) if isinstance(config.scope, str) else config.scope
     return Report(str(config.policy), scopes, group_blocks(choice.rows), tuple(notes))
@@ -126,6 +135,20 @@ def remove_activation_checkpointing(model: nn.Module) -> None:
         applied = module.__dict__.pop(_RECORD, None)
         if applied is not None:
             turn_cache_on(applied.configs_with_cache)
+
+
+def _planned(model: nn.Module, config: ActivationCheckpointingConfig, blocks: Any, batch: Any) -> Any:
+    """The config with a plan for its budget."""
+    if batch is None:
+        raise ValueError(
+            f"memory_budget: to plan for {config.memory_budget!r}, the size of a batch has to be known; give one as "
+            "apply_activation_checkpointing(model, config, batch=...), or make the plan before and give its config: "
+            "ac_core.plan(model, batch_size=..., sequence_length=..., budget=...).to_config()"
+        )
+    from ac_core.planning.planner import plan_with  # it applies policies itself
+
+    bare = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    return plan_with(bare, config, batch=batch, blocks=blocks).to_config()
 
 
 def _inside_wrappers(model: nn.Module) -> nn.Module:

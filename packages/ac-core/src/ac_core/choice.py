@@ -65,7 +65,7 @@ def choose(
         _refuse(config, f"scope: {config.scope!r} holds no block of this model; its parts are {parts}")
     why_cache = "keep_cache=True" if config.keep_cache else why_cache_is_needed(model, (b.module for b in found))
     frozen = frozen_blocks(model, found)
-    selected = _selected(found, config)
+    selected = selected_blocks(found, config)
     options = _options(found, selected, config)
     regions: dict[int, Region] = {}  # by identity: a module that blocks share becomes one region
     rows = []
@@ -162,8 +162,12 @@ def _left_alone(found: list[Block], foreign: Marks, config: ActivationCheckpoint
     return [BlockGroup((block.name,), block.part, block.why, "none", applied, reason) for block in found]
 
 
-def _selected(found: list[Block], config: ActivationCheckpointingConfig) -> set[str]:
-    """Names of the blocks that `layers` selects; a part of the scope that it does not speak of is selected whole."""
+def selected_blocks(found: list[Block], config: ActivationCheckpointingConfig) -> set[str]:
+    """Names of the blocks in the scope that `layers` selects; a part that it does not speak of is selected whole.
+
+    Raises:
+        ActivationCheckpointingError: `layers` speaks of what is not there.
+    """
     by_part: dict[str, list[str]] = {}
     for block in found:
         if _in_scope(block.part, config.scope):

@@ -61,16 +61,14 @@ class Report:
             (group.label, str(len(group.blocks)), group.part, group.why, group.asked, group.applied, group.reason)
             for group in self.groups
         ]
-        return "\n".join([head, *_table([columns, *rows]), *(f"  {note}" for note in self.notes)])
+        return "\n".join([head, *table([columns, *rows]), *(f"  {note}" for note in self.notes)])
 
 
 def group_blocks(rows: Iterable[BlockGroup]) -> tuple[BlockGroup, ...]:
     """Join neighbours that differ only in their index: one line for `layers.0` to `layers.31`."""
 
     def key(row: BlockGroup) -> tuple[str, ...]:
-        name = row.blocks[0]
-        stem = re.sub(r"\d+$", "", name)
-        return (stem if stem != name else name, row.part, row.why, row.asked, row.applied, row.reason)
+        return (without_index(row.blocks[0]), row.part, row.why, row.asked, row.applied, row.reason)
 
     joined = []
     for _, same in groupby(rows, key):
@@ -81,7 +79,13 @@ def group_blocks(rows: Iterable[BlockGroup]) -> tuple[BlockGroup, ...]:
     return tuple(joined)
 
 
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
+def without_index(name: str) -> str:
+    """The name of a block without the number at its end: what neighbours in a list have in common."""
+    return re.sub(r"\d+$", "", name)
+
+
+def table(rows: list[tuple[str, ...]]) -> list[str]:
+    """Lines with aligned columns; none for a heading alone."""
     if len(rows) == 1:
         return []
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

@@ -141,7 +141,8 @@ def verify(
             comparisons, idle = _steps_with(model, batch, loss, expected, unstable)
         else:
             expected, unstable = _steps_without(model, batch, loss)
-            with _applied(model, config, scope=scope, blocks=blocks, context_fn=context_fn) as report:
+            options = {"scope": scope, "blocks": blocks, "context_fn": context_fn, "batch": batch}
+            with _applied(model, config, **options) as report:
                 comparisons, idle = _steps_with(model, batch, loss, expected, unstable)
     finally:
         turn_cache_on(configs_with_cache)
