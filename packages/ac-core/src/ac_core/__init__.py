@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ac_core.apply import apply_activation_checkpointing, remove_activation_checkpointing
     from ac_core.discovery.blocks import Block, find_blocks
     from ac_core.errors import ActivationCheckpointingError, RecomputeMismatchError
+    from ac_core.estimation.estimate import estimate
+    from ac_core.estimation.result import Estimate
     from ac_core.mismatch.guard import check_recompute
     from ac_core.proof.compare import Comparison, Difference
     from ac_core.proof.measure import Usage, measure
@@ -33,6 +35,8 @@ _HOME = {
     "ActivationCheckpointingError": "ac_core.errors",
     "Block": "ac_core.discovery.blocks",
     "BlockGroup": "ac_core.report",
+    "Estimate": "ac_core.estimation.result",
+    "estimate": "ac_core.estimation.estimate",
     "RecomputeMismatchError": "ac_core.errors",
     "Report": "ac_core.report",
     "Trace": "ac_core.proof.trace",
@@ -58,6 +62,7 @@ __all__ = [
     "Comparison",
     "DDPConfig",
     "Difference",
+    "Estimate",
     "FSDP2Config",
     "MegatronFSDPConfig",
     "RecomputeMismatchError",
@@ -68,6 +73,7 @@ __all__ = [
     "Verification",
     "apply_activation_checkpointing",
     "check_recompute",
+    "estimate",
     "find_blocks",
     "measure",
     "remove_activation_checkpointing",

@@ -192,3 +192,13 @@ def fake_batch(batch: Any) -> Any:
     if type(batch) in (list, tuple):
         return type(batch)(map(fake_batch, batch))
     return batch
+
+
+def count_experts(model: nn.Module) -> int:
+    """How many experts a router of the model chooses among; 0 if it has none that says so."""
+    holders = [holder for module in model.modules() for holder in (module, getattr(module, "config", None))]
+    counts = (getattr(holder, name, 0) for holder in holders for name in _EXPERTS)
+    return max((count for count in counts if isinstance(count, int)), default=0)
+
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")

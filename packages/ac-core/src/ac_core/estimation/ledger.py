@@ -1,12 +1,13 @@
 """A meter that writes down every allocation and release of a step, and what can be read off that afterwards."""
 
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from ac_core.proof.meters import Flops, LiveBytes, _Storage
+from ac_core.proof.meters import Flops, LiveBytes, _Storage, _storages, _tensors
 
 
 @dataclass(frozen=True)
@@ -25,14 +26,18 @@ class Moment:
     recompute: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Birth:
     """Where a storage comes from. moment: index among the moments, -1 before the step. op: that created it, or
-    `"resize"`. again: in a recompute."""
+    `"resize"`. again: in a recompute. communication: by FSDP2, for what it sends and receives. shape, dtype: of the
+    tensor that it was made for; None if no operation made it."""
 
     moment: int
     op: str
-    again: bool
+    again: bool = False
+    communication: bool = False
+    shape: tuple[int, ...] | None = None
+    dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True)
@@ -86,12 +91,14 @@ class _Open:
 class Ledger(LiveBytes):
     """Counts like `LiveBytes`, and keeps the log. Nothing is logged before `start`.
 
-    flops: the meter of FLOPs that runs beside it, read at the bounds of the moments.
+    flops: the meter of FLOPs that runs beside it, read at the bounds of the moments. sharded: whether the model is
+    sharded by FSDP2, whose buffers are then told from the rest.
     """
 
     def __init__(self, flops: Flops) -> None:
         super().__init__()
         self.flops = flops
+        self.sharded = False
         self._op = ""
         self._recording = False
         self._before: dict[int, int] = {}
@@ -104,7 +111,8 @@ class Ledger(LiveBytes):
         """Forget what was logged; from here on it is the step that counts."""
         self._before = self.alive()
         self._log, self._moments, self._open = [], [], None
-        self._births = {number: Birth(-1, self._births[number].op, again=False) for number in self._before}
+        present = [storage.serial for storage in self._storages.values()]  # empty ones too: FSDP2 fills those again
+        self._births = {number: replace(self._births[number], moment=-1, again=False) for number in present}
         self._recording = True
         self.begin(phase)
 
@@ -144,20 +152,38 @@ class Ledger(LiveBytes):
         return self.flops.forward + self.flops.backward + self.flops.recompute
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._op = str(func)
-        try:
-            return super()._run(func, args, kwargs)
-        finally:
-            self._op = "resize"  # what grows outside of operations does so by that
+        self._op = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else str(func)
+        output = super()._run(func, args, kwargs)
+        self._op = "resize"  # what grows outside of operations does so by that
+        for tensor in _tensors(output):
+            for storage in _storages(tensor):
+                birth = self._births[self._storages[id(storage)].serial]
+                if birth.shape is None:
+                    birth.shape, birth.dtype = tuple(tensor.shape), tensor.dtype
+        return output
 
     def _track(self, storage: torch.UntypedStorage, foreign: int) -> _Storage:
         tracked = super()._track(storage, foreign)
         moment = len(self._moments) if self._recording else -1
         again = self._open is not None and self._open.phase == "backward" and torch.is_grad_enabled()
-        self._births[tracked.serial] = Birth(moment, self._op, again)
+        self._births[tracked.serial] = Birth(moment, self._op, again, self.sharded and _is_fsdp_running())
         return tracked
 
     def _count(self, storage: _Storage, change: int) -> None:
         super()._count(storage, change)
         if self._recording and change:
             self._log.append((storage.serial, change))
+
+
+_FSDP = "/torch/distributed/fsdp/_fully_shard/"
+
+
+def _is_fsdp_running() -> bool:
+    """Whether what is being allocated is FSDP2's own, as far as Python's stack shows: its hooks return before the
+    module's forward begins."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if _FSDP in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False

@@ -16,12 +16,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from ac_core.discovery.blocks import Block, BlockChoice, find_blocks
-from ac_core.estimation.fake import KnownValues, fake_batch, fake_mode, fake_model
+from ac_core.errors import ActivationCheckpointingError
+from ac_core.estimation.categories import COMMUNICATION, GRADIENTS, OPTIMIZER, PARAMETERS, Bounds
+from ac_core.estimation.fake import NEEDS_VALUES, KnownValues, count_experts, fake_batch, fake_mode, fake_model
 from ac_core.estimation.ledger import Ledger, Log
 from ac_core.proof.meters import Flops
-from ac_core.proof.step import Loss, named_tensors, run_forward
+from ac_core.proof.step import Forward, Loss, named_tensors, run_forward
 from ac_core.region.forward import checkpointed_forwards
 
 Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -51,25 +54,29 @@ class BlockUse:
 class Simulation:
     """One step. Bytes are of everything that the step has in memory, parameters included.
 
-    peak: bytes. peak_moment: when that is, such as `"backward of model.layers.3"`. timeline: for each stretch of the
-    step, its name and the most bytes alive in it. parameters, gradients, optimizer: bytes of each, all of them. end:
-    bytes alive between forward and backward. blocks: in the order in which they first ran. forward_flops,
-    backward_flops, recompute_flops: of matrix multiplications, convolutions and attention. log: every allocation and
-    release. known: numbers of the storages in `log` that are parameters and buffers, gradients, optimizer state,
-    communication buffers.
+    peak: bytes. peak_moment: when that is, such as `"backward of model.layers.3"`. peak_entry: in the log. timeline: for
+    each stretch of the step, its name and the most bytes alive in it. parameters, gradients, optimizer: bytes of each,
+    all of them. end: bytes alive between forward and backward; end_entry: in the log. blocks: in the order in which they
+    first ran. forward_flops, backward_flops, recompute_flops: of matrix multiplications, convolutions and attention.
+    experts: among which a router chooses; 0: there is none. assumed_uniform_routing: whether shapes depended on what it
+    chose. log: every allocation and release. known: numbers of the storages in it that are parameters and buffers, gradients,
+    optimizer state, communication buffers.
     """
 
     peak: int
     peak_moment: str
+    peak_entry: int
     timeline: tuple[tuple[str, int], ...]
     parameters: int
     gradients: int
     optimizer: int
     end: int
+    end_entry: int
     blocks: tuple[BlockUse, ...]
     forward_flops: int
     backward_flops: int
     recompute_flops: int
+    experts: int
     assumed_uniform_routing: bool
     log: Log = field(repr=False)
     known: dict[str, set[int]] = field(repr=False)
@@ -79,13 +86,14 @@ def simulate(
     model: nn.Module | Callable[[], nn.Module],
     batch: Any,
     *,
-    prepare: Callable[[nn.Module], nn.Module | None] | None = None,
+    prepare: Callable[[nn.Module], object] | None = None,
+    shard: Callable[[nn.Module, list[Block]], list[Tensor]] | None = None,
     loss: Loss | None = None,
     optimizer: Optimizer | None = None,
     dtype: torch.dtype | None = None,
+    autocast: torch.dtype | None = None,
+    keep_output: bool = False,
     blocks: BlockChoice | Iterable[BlockChoice] | None = None,
-    experts: int = 0,
-    settle: int | None = None,
 ) -> Simulation:
     """Simulate a training step of `model` on `batch`: forward, backward into empty gradients, optimizer step.
 
@@ -94,38 +102,43 @@ def simulate(
     Args:
         model: a module with real, meta or fake tensors, which is left as it is, or a function that builds one, which is
             called with fake tensors on: no weight is ever allocated.
-        batch: what the model is called with, as for `ac_core.measure`. Tensors of it may be real, meta or fake; a model
-            that looks at values of integers or booleans (masks, grids of images) needs real ones.
-        prepare: what is to be done to the model before the step, such as applying a policy or sharding it. May return
-            another model, to be run in its place.
+        batch: what the model is called with, as for `ac_core.measure`, or a function of the model and its blocks that
+            makes it. Tensors may be real, meta or fake; a model that looks at values of integers or booleans (masks,
+            grids of images) needs real ones.
+        prepare: what is to be done to the model before the step, in place, such as applying a policy.
+        shard: what a strategy does to the model and its blocks after that; returns the buffers that it holds.
         loss: from the output to what is differentiated, as for `ac_core.measure`.
         optimizer: builds the optimizer; `None`: no optimizer.
         dtype: of the floating-point parameters; `None`: as they are.
+        autocast: run the forward under autocast to this dtype.
+        keep_output: the training loop holds the output of the model, logits and all, until the backward is over.
         blocks: what the blocks are, where the rules do not find them; see `find_blocks`.
-        experts: how many experts share what a router sends, where a model's shapes depend on that.
-        settle: forwards and backwards that are run before; `None`: one where checkpointing learns from its first step.
 
     Raises:
         TypeError: the model is none, or the batch is nothing that a model can be called with.
-        ActivationCheckpointingError: nothing needs a gradient; tensors of the model cannot be made fake.
+        ActivationCheckpointingError: nothing needs a gradient; tensors of the model cannot be made fake; it looks at
+            values that are not known.
     """
-    flops = Flops()
-    known_values = KnownValues(experts)
+    flops, known_values = Flops(), KnownValues()
     with fake_mode(), known_values, flops, Ledger(flops) as ledger:
         made = fake_model(model, dtype)
+        known_values.experts = count_experts(made)
         found = find_blocks(made, blocks)
-        prepared = None if prepare is None else prepare(made)
-        running = made if prepared is None else prepared
-        inputs = fake_batch(batch)
-        stepper = _optimizer_with_state(running, optimizer)
-        for _ in range(_steps_until_settled(made) if settle is None else settle):
-            run_forward(running, inputs, loss)[0].backward()
-            running.zero_grad(set_to_none=True)
+        inputs = fake_batch(batch(made, found) if callable(batch) else batch)
+        if prepare is not None:
+            prepare(made)
+        buffers = [] if shard is None else shard(made, found)
+        ledger.sharded = any(isinstance(module, FSDPModule) for module in made.modules())
+        stepper = _optimizer_with_state(made, optimizer)
+        step = _Step(made, inputs, loss, autocast, keep_output)
+        for _ in range(_steps_until_settled(made, sharded=ledger.sharded)):
+            step.forward().backward()
+            made.zero_grad(set_to_none=True)
         gc.collect()
         with _watched(found, ledger):
             ledger.start("forward")
             flops.forward = flops.backward = flops.recompute = 0
-            forward = run_forward(running, inputs, loss)[0]
+            forward = step.forward()
             end = ledger.entries
             ledger.begin("backward")
             flops.in_backward = True
@@ -133,21 +146,49 @@ def simulate(
             del forward
             flops.in_backward = False
             ledger.begin("optimizer")
-            gradients = [p.grad for p in running.parameters() if p.grad is not None]
             known = {
-                "parameters": ledger.numbers([*running.parameters(), *running.buffers()]),
-                "gradients": ledger.numbers(gradients),
-                "optimizer": set() if stepper is None else ledger.numbers(_state_of(stepper)),
+                PARAMETERS: ledger.numbers([*made.parameters(), *made.buffers()]),
+                GRADIENTS: ledger.numbers(p.grad for p in made.parameters() if p.grad is not None),
+                OPTIMIZER: set() if stepper is None else ledger.numbers(_state_of(stepper)),
+                COMMUNICATION: ledger.numbers(buffers),
             }
-            del gradients
             if stepper is not None:
                 stepper.step()
             log = ledger.finish()
-    return _read(log, known, end, flops, [block.name for block in found], assumed=known_values.assumed)
+    return _read(log, known, end, flops, [block.name for block in found], known_values)
 
 
-def _steps_until_settled(model: nn.Module) -> int:
-    return 1 if any(forward.context_fn is not None for _, forward in checkpointed_forwards(model)) else 0
+@dataclass
+class _Step:
+    model: nn.Module
+    batch: Any
+    loss: Loss | None
+    autocast: torch.dtype | None
+    keep_output: bool
+    output: Any = None
+
+    def forward(self) -> Forward:
+        self.output = None
+        with torch.autocast("cpu", self.autocast, enabled=self.autocast is not None):
+            try:
+                return run_forward(self._run, self.batch, self.loss)[0]
+            except NEEDS_VALUES as error:
+                raise ActivationCheckpointingError(
+                    f"{type(self.model).__name__} looks at values that only a real run has ({error}). Integers and "
+                    "booleans of the batch are known if the batch has real tensors for them; what depends on weights is "
+                    "not"
+                ) from error
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        output = self.model(*args, **kwargs)
+        if self.keep_output:
+            self.output = output
+        return output
+
+
+def _steps_until_settled(model: nn.Module, *, sharded: bool) -> int:
+    # FSDP2 makes its buffers in the first step; `selective` learns in it what to keep.
+    return int(sharded or any(forward.context_fn is not None for _, forward in checkpointed_forwards(model)))
 
 
 def _optimizer_with_state(model: nn.Module, build: Optimizer | None) -> torch.optim.Optimizer | None:
@@ -208,56 +249,44 @@ def _watched(blocks: list[Block], ledger: Ledger) -> Iterator[None]:
 
 
 def _read(
-    log: Log, known: dict[str, set[int]], end: int, flops: Flops, names: list[str], *, assumed: bool
+    log: Log, known: dict[str, set[int]], end: int, flops: Flops, names: list[str], values: KnownValues
 ) -> Simulation:
     peaks = log.peaks()
-    bytes_of = {number: size for entry in (0, end, len(log.changes)) for number, size in log.alive(entry).items()}
-    at_end = log.alive(end)
-    highest, _ = max(peaks, key=lambda peak: peak[0])
-    first = next(i for i, (size, _) in enumerate(peaks) if size == highest)
+    at_end, at_stop = log.alive(end), log.alive(len(log.changes))
+    first = max(range(len(peaks)), key=lambda i: peaks[i][0])
     labels = _labels(log)
     return Simulation(
-        peak=highest,
+        peak=peaks[first][0],
         peak_moment=labels[first],
+        peak_entry=peaks[first][1],
         timeline=tuple((label, size) for label, (size, _) in zip(labels, peaks, strict=True)),
-        parameters=sum(bytes_of.get(number, 0) for number in known["parameters"]),
-        gradients=sum(_most(log, known["gradients"]).values()),
-        optimizer=sum(bytes_of.get(number, 0) for number in known["optimizer"]),
+        parameters=sum(at_stop.get(number, 0) for number in known[PARAMETERS]),
+        gradients=sum(at_stop.get(number, 0) for number in known[GRADIENTS]),
+        optimizer=sum(at_stop.get(number, 0) for number in known[OPTIMIZER]),
         end=sum(at_end.values()),
+        end_entry=end,
         blocks=tuple(_uses(log, peaks, at_end, known, names)),
         forward_flops=flops.forward,
         backward_flops=flops.backward,
         recompute_flops=flops.recompute,
-        assumed_uniform_routing=assumed,
+        experts=values.experts,
+        assumed_uniform_routing=values.assumed,
         log=log,
         known=known,
     )
 
 
-def _most(log: Log, numbers: set[int]) -> dict[int, int]:
-    """The most bytes that each of these storages has had."""
-    now, most = dict(log.before), {number: log.before.get(number, 0) for number in numbers}
-    for number, change in zip(log.storages, log.changes, strict=True):
-        if number in most:
-            now[number] = now.get(number, 0) + change
-            most[number] = max(most[number], now[number])
-    return most
-
-
 def _labels(log: Log) -> list[str]:
     """What to call the moments."""
-    last = max((i for i, moment in enumerate(log.moments) if moment.phase == "forward" and moment.block), default=-1)
-    first = next((i for i, moment in enumerate(log.moments) if moment.phase == "backward" and moment.block), -1)
+    bounds = Bounds.of(log)
     labels = []
     for index, moment in enumerate(log.moments):
-        if moment.block:
-            labels.append(f"{moment.phase} of {moment.block}")
-        elif moment.phase == "optimizer":
+        if moment.phase == "optimizer":
             labels.append("optimizer step")
-        elif last >= 0 and (last < index < first or (first < 0 and last < index)):
-            labels.append(f"{moment.phase} of head and loss")
+        elif moment.block:
+            labels.append(f"{moment.phase} of {moment.block}")
         else:
-            labels.append(f"{moment.phase} outside of blocks")
+            labels.append(f"{moment.phase} {'of head and loss' if index in bounds else 'outside of blocks'}")
     return labels
 
 
@@ -266,7 +295,7 @@ def _uses(
 ) -> Iterator[BlockUse]:
     order = list(dict.fromkeys(m.block for m in log.moments if m.phase == "forward" and m.block in names))
     lasting = set().union(*known.values())
-    owner = {}  # storages of blocks
+    owner: dict[int, tuple[str, str]] = {}  # storages of blocks
     for number, birth in log.births.items():
         moment = log.moments[birth.moment] if birth.moment >= 0 else None
         if moment is not None and moment.block is not None and number not in lasting:

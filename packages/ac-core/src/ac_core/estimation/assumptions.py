@@ -1,0 +1,74 @@
+"""What an estimate takes for granted, in words."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ac_core.estimation.kernels import Fused
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What was asked of `estimate`; see there. fused: what was taken for fused kernels."""
+
+    policy: str
+    strategy: str
+    dp_size: int
+    loss: str
+    kernels: str
+    keep_output: bool
+    fused: Fused | None
+    device: str
+    dtype: torch.dtype | None
+    compute_dtype: torch.dtype | None
+    optimizer: str
+
+    def __str__(self) -> str:
+        dtype = "dtypes of the model" if self.dtype is None else str(self.dtype).removeprefix("torch.")
+        if self.compute_dtype is not None:
+            dtype += f" computing in {str(self.compute_dtype).removeprefix('torch.')}"
+        ranks = self.strategy if self.strategy == "none" else f"{self.strategy} over {self.dp_size}"
+        return (
+            f"policy {self.policy}, strategy {ranks}, loss {self.loss}, optimizer {self.optimizer}, {dtype}, kernels "
+            f"{self.kernels}"
+        )
+
+
+def assumptions(setting: Setting, *, uniform_routing: bool, experts: bool) -> tuple[str, ...]:
+    """What holds for this setting."""
+    said = ["bytes are those of tensors: without the allocator's rounding and reserve, and scratch inside of kernels"]
+    said.append(
+        "SDPA is a fused kernel, which keeps query, key, value, output and one fp32 number a row; with a dropout in it, "
+        "the weights of all pairs"
+    )
+    if setting.fused is None:
+        said.append("plain kernels: norms and gated activations are the operations that the model's code makes")
+    else:
+        said.append(
+            f"fused kernels: {setting.fused.norms} norms and {setting.fused.gates} gated activations keep their inputs "
+            "alone"
+        )
+    said.append(
+        "the output of the model lives until the backward is over"
+        if setting.keep_output
+        else "of the output of the model the training loop holds the loss alone"
+    )
+    if setting.loss == "fused":
+        said.append(
+            "fused loss: chunks of at most 512 tokens (256 in fp32), gradients of hidden states and head made in the "
+            "forward, that of the head summed in fp32"
+        )
+    if setting.optimizer in ("adamw", "sgd", "sgd+momentum"):
+        at_once = "all parameters at once" if setting.device == "cuda" else "one parameter at a time"
+        said.append(f"the optimizer steps on {at_once}; gradients are dropped after the step")
+    if setting.strategy == "ddp":
+        said.append("DDP's buckets hold every gradient a second time (gradient_as_bucket_view=False)")
+    if setting.strategy == "fsdp2":
+        said.append("each block is an FSDP2 unit, the rest is one that stays gathered through forward and backward")
+    if setting.compute_dtype is not None and setting.strategy != "fsdp2":
+        said.append("autocast as on the CPU")
+    if experts:
+        said.append("routing is uniform: every expert gets as many tokens as any other")
+    if uniform_routing:
+        said.append("loops over experts run once for each expert")
+    return tuple(said)

@@ -1,0 +1,180 @@
+"""`estimate`: what a training step will need, said before it runs."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ac_core.apply import apply_activation_checkpointing, remove_activation_checkpointing
+from ac_core.config import ActivationCheckpointingConfig, PolicyName, Scope
+from ac_core.discovery.blocks import Block, BlockChoice
+from ac_core.estimation.assumptions import Setting
+from ac_core.estimation.batches import text_batch
+from ac_core.estimation.kernels import Fused, fuse
+from ac_core.estimation.losses import cross_entropy, own_loss, sum_of_logits, use_fused_loss
+from ac_core.estimation.optimizers import optimizer_factory
+from ac_core.estimation.result import Estimate, read_estimate
+from ac_core.estimation.simulate import Optimizer, simulate
+from ac_core.estimation.strategies import Strategy, check_strategy, sharding
+from ac_core.proof.step import Loss
+
+Kernels = Literal["plain", "fused"]
+Device = Literal["cuda", "cpu"]
+
+
+def estimate(
+    model: nn.Module | Callable[[], nn.Module],
+    *,
+    batch_size: int | None = None,
+    sequence_length: int | None = None,
+    batch: Any = None,
+    dtype: torch.dtype | None = torch.bfloat16,
+    compute_dtype: torch.dtype | None = None,
+    optimizer: str | Optimizer | None = "adamw",
+    policy: ActivationCheckpointingConfig | PolicyName | bool | None = "full",
+    scope: Scope | list[str] | None = None,
+    blocks: BlockChoice | Iterable[BlockChoice] | None = None,
+    strategy: Strategy = "none",
+    dp_size: int = 1,
+    loss: Literal["plain", "fused"] | Loss = "plain",
+    kernels: Kernels = "plain",
+    keep_output: bool = False,
+    device: Device = "cuda",
+) -> Estimate:
+    """Predict the memory and the recompute of a training step, without a GPU and without weights.
+
+    The step is run on tensors without values: the model's own forward, the policy applied by ac-core, autograd's
+    backward, FSDP2 over ranks that are not there, the optimizer. What that leaves out, and what is assumed, stands in
+    `assumptions` of the result.
+
+    Args:
+        model: a function that builds the model, such as `lambda: LlamaForCausalLM(config)`, which is called with fake
+            tensors on; or a model, on any device including meta, which is copied without its weights and left alone.
+        batch_size, sequence_length: of one rank's batch of tokens, for a language model.
+        batch: what the model is called with, for any other: a mapping of keyword arguments, a tuple or a tensor, real,
+            meta or fake. Integers and booleans that the model looks at have to be real.
+        dtype: of the parameters, floating-point ones; `None`: as the model has them.
+        compute_dtype: of matrix products where it is another: FSDP2's mixed precision, else autocast.
+        optimizer: `"adamw"`, `"sgd"`, `"sgd+momentum"`, `"none"`, or a function from a list of parameters to one.
+        policy, scope, blocks: as for `apply_activation_checkpointing`.
+        strategy: `"none"`, `"ddp"` or `"fsdp2"`, where each block is a unit.
+        dp_size: ranks; the estimate is of one of them.
+        loss: `"plain"`: the model's own loss, or cross-entropy on its logits. `"fused"`: one that never has all logits,
+            as ac-loss's. Or a function of the model's output.
+        kernels: `"plain"`: every operation by itself, as PyTorch runs them. `"fused"`: norms and gated activations in
+            one kernel each, which keeps its inputs alone.
+        keep_output: the training loop holds the model's output, logits and all, until the backward is over, as one does
+            that has it in a variable.
+        device: whose kernels and optimizers are assumed.
+
+    Raises:
+        ValueError: a setting has no such value, or two contradict each other.
+        TypeError: the model is none.
+        ActivationCheckpointingError: the policy cannot be applied, the batch or the head is not known, the model looks
+            at values that only a real run has.
+    """
+    _check(batch_size, sequence_length, batch, loss, kernels, device)
+    check_strategy(strategy, dp_size)
+    run = _Run(batch_size or 0, sequence_length or 0, batch, _config(policy, scope), blocks, loss, kernels, device)
+    build = optimizer_factory(optimizer, device)
+    with sharding(strategy, dp_size, compute_dtype) as shard:
+        simulation = simulate(
+            model,
+            run.make_batch,
+            prepare=run.prepare,
+            shard=shard,
+            loss=run.differentiated,
+            optimizer=build,
+            dtype=dtype,
+            autocast=None if strategy == "fsdp2" else compute_dtype,
+            keep_output=keep_output,
+            blocks=blocks,
+        )
+    setting = Setting(
+        policy=str(run.config.policy),
+        strategy=strategy,
+        dp_size=dp_size,
+        loss=loss if isinstance(loss, str) else "a function of the caller's",
+        kernels=kernels,
+        keep_output=keep_output,
+        fused=run.fused,
+        device=device,
+        dtype=dtype,
+        compute_dtype=compute_dtype,
+        optimizer=optimizer if isinstance(optimizer, str) else "none" if optimizer is None else "the caller's",
+    )
+    return read_estimate(simulation, setting)
+
+
+def _config(
+    policy: ActivationCheckpointingConfig | PolicyName | bool | None, scope: Scope | list[str] | None
+) -> ActivationCheckpointingConfig:
+    if not isinstance(policy, ActivationCheckpointingConfig):
+        return ActivationCheckpointingConfig(policy=policy, scope="all" if scope is None else scope)
+    if scope is not None:
+        raise ValueError(f"scope: {scope!r} is given beside a config; put it in the config")
+    return policy
+
+
+def _check(
+    batch_size: int | None, sequence_length: int | None, batch: Any, loss: object, kernels: str, device: str
+) -> None:
+    for name, value in (("batch_size", batch_size), ("sequence_length", sequence_length)):
+        if batch is not None and value is not None:
+            raise ValueError(f"{name}: {value} is given beside a batch, whose own shape counts; leave one out")
+        if batch is None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ValueError(f"{name}: {value!r} is not a whole number, at least 1; give it, or a batch")
+    for name, value, valid in (("kernels", kernels, get_args(Kernels)), ("device", device, get_args(Device))):
+        if value not in valid:
+            raise ValueError(f"{name}: {value!r} is not one of {', '.join(map(repr, valid))}")
+    if not callable(loss) and loss not in ("plain", "fused"):
+        raise ValueError(f"loss: {loss!r} is not one of 'plain', 'fused', and no function of the model's output")
+
+
+@dataclass
+class _Run:
+    """What is done to the model of a simulation before its step. fused: what was taken for fused kernels. labels: for
+    the loss, where the model takes none."""
+
+    batch_size: int
+    sequence_length: int
+    batch: Any
+    config: ActivationCheckpointingConfig
+    blocks: BlockChoice | Iterable[BlockChoice] | None
+    loss: str | Loss
+    kernels: Kernels
+    device: Device
+    fused: Fused | None = None
+    labels: Tensor | None = None
+
+    def make_batch(self, model: nn.Module, blocks: list[Block]) -> Any:
+        batch = self.batch
+        if batch is None:
+            batch = text_batch(model, blocks, self.batch_size, self.sequence_length)
+            self.labels = None if "labels" in batch else batch["input_ids"]
+        if self.loss == "fused" and isinstance(batch, Mapping):
+            # With labels the model would compute a loss of its own, from logits that are not there.
+            batch = {name: value for name, value in batch.items() if name != "labels"}
+        return batch
+
+    def prepare(self, model: nn.Module) -> None:
+        remove_activation_checkpointing(model)  # from the copy of a model that is checkpointed already
+        if self.kernels == "fused":
+            self.fused = fuse(model)
+        if self.loss == "fused":
+            use_fused_loss(model, self.device)
+        apply_activation_checkpointing(model, self.config, blocks=self.blocks)
+
+    @property
+    def differentiated(self) -> Loss | None:
+        """From the output of the model to the loss; None: what `measure` makes of the output of any model."""
+        if callable(self.loss):
+            return self.loss
+        if self.loss == "fused":
+            return sum_of_logits
+        return self._of_text if self.batch is None else None
+
+    def _of_text(self, output: Any) -> Tensor:
+        return own_loss(output) if self.labels is None else cross_entropy(self.labels, output)

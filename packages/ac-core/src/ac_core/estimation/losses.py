@@ -1,0 +1,144 @@
+"""The loss of a step: the model's own, cross-entropy on its logits, or a fused one that never has them all.
+
+NOTE [ Memory of the fused loss ]
+What is modelled is a loss that goes through the `N` tokens in chunks, as ac-loss's `torch` backend does, and makes the
+gradients of hidden states `[N, H]` and weight `[V, H]` in the forward, when a chunk's logits are there:
+
+    rows       = tokens of a chunk: at most 256 (512 for 2-byte dtypes), at most what 128 MiB of logits hold but never
+                 below 128, and evenly spread over the chunks
+    forward    = rows x V logits, in the dtype of the weight
+               + if that is not fp32: an fp32 block of at most 64 MiB of them (16 MiB on a CPU)
+               + gradient of hidden, N x H; of a chunk of it, rows x H
+               + gradient of the weight summed in fp32, V x H x 4, and with a 2-byte weight a slab of at most 64 MiB
+                 (8 MiB on a CPU) that is added to it; then converted to the dtype of the weight while both exist
+    kept       = gradients of hidden and weight, in their dtypes
+    backward   = both once more, multiplied by the gradient of the loss
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ac_core.errors import ActivationCheckpointingError
+
+MIB = 2**20
+_ROWS = {True: 512, False: 256}  # by whether the dtype is narrow
+_FLOOR = 128
+_LOGITS = 128 * MIB
+_BLOCK = {"cpu": 16 * MIB, "cuda": 64 * MIB}
+_SLAB = {"cpu": 8 * MIB, "cuda": 64 * MIB}
+
+
+def chunk_rows(tokens: int, vocab: int, itemsize: int) -> int:
+    """Tokens of a chunk; see NOTE [ Memory of the fused loss ]."""
+    most = max(_FLOOR, min(_ROWS[itemsize < 4], _LOGITS // (vocab * itemsize)))
+    return max(1, -(-tokens // max(1, -(-tokens // most))))
+
+
+class _FusedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, device: str) -> Tensor:
+        """hidden `[N, H]`, weight `[V, H]`, device: whose sizes to take -> the loss of each token, `[N]`."""
+        of_hidden, of_weight, _ = ctx.needs_input_grad
+        (tokens, width), (vocab, _) = hidden.shape, weight.shape
+        rows = chunk_rows(tokens, vocab, weight.element_size())
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        losses = hidden.new_empty(tokens, dtype=wide)
+        sweep = [weight.new_empty(rows, vocab)]
+        if weight.dtype != wide:
+            sweep.append(weight.new_empty(min(rows, max(1, _BLOCK[device] // (vocab * wide.itemsize))), vocab, dtype=wide))
+        gradients = [torch.empty_like(hidden) if of_hidden else None, None]
+        if of_hidden:
+            sweep.append(hidden.new_empty(rows, width))
+        total = None
+        if of_weight:
+            several = rows < tokens
+            total = weight.new_empty(vocab, width, dtype=wide if several else weight.dtype)
+            if several and weight.dtype != wide:
+                slab = min(vocab, max(1, _SLAB[device] // (width * weight.element_size())))
+                sweep.append(weight.new_empty(slab, width))
+        sweep.clear()
+        if total is not None:
+            gradients[1] = total.to(weight.dtype)
+        ctx.save_for_backward(*gradients)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        of_hidden, of_weight = (None if saved is None else torch.empty_like(saved) for saved in ctx.saved_tensors)
+        return of_hidden, of_weight, None
+
+
+def use_fused_loss(model: nn.Module, device: str) -> None:
+    """Have the head of a model of fake tensors make the loss of each token, `[..., 1]`, in the place of logits.
+
+    Raises:
+        ActivationCheckpointingError: it is not known which module is the head.
+    """
+    head = find_head(model)
+    head.forward = partial(_losses, head, device)  # type: ignore[assignment]
+
+
+def _losses(head: nn.Module, device: str, hidden: Tensor, *_: Any, **__: Any) -> Tensor:
+    losses = _FusedLoss.apply(hidden.reshape(-1, hidden.shape[-1]), head.weight, device)
+    return losses.reshape(*hidden.shape[:-1], 1)
+
+
+def find_head(model: nn.Module) -> nn.Module:
+    """The projection from hidden states to logits: `get_output_embeddings()`, else a module called as heads are.
+
+    Raises:
+        ActivationCheckpointingError: there is none.
+    """
+    getter = getattr(model, "get_output_embeddings", None)
+    head = getter() if callable(getter) else None
+    if head is None:
+        named = [m for n, m in model.named_modules() if n.rpartition(".")[2] in ("lm_head", "head", "output", "embed_out")]
+        head = next((m for m in named if isinstance(getattr(m, "weight", None), Tensor) and m.weight.dim() == 2), None)
+    if head is None:
+        raise ActivationCheckpointingError(
+            f"loss: 'fused' needs the projection to logits, and {type(model).__name__} has neither "
+            "get_output_embeddings() nor a linear 'lm_head'; give a loss of your own, a function of the model's output"
+        )
+    return head
+
+
+def sum_of_logits(output: Any) -> Tensor:
+    """What a fused head has made, added up."""
+    return _logits(output).sum()
+
+
+def cross_entropy(labels: Tensor, output: Any) -> Tensor:
+    """The usual loss of a language model that has none of its own: cross-entropy in fp32 on logits `[..., V]`."""
+    logits = _logits(output).float()
+    return nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
+
+
+def _logits(output: Any) -> Tensor:
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, Mapping) and isinstance(output.get("logits"), Tensor):
+        return output["logits"]
+    if isinstance(found := getattr(output, "logits", None), Tensor):
+        return found
+    if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
+        return output[0]
+    raise ActivationCheckpointingError(
+        f"loss: no logits in the model's output ({type(output).__name__}); give a loss of your own, a function of it"
+    )
+
+
+def own_loss(output: Any) -> Tensor:
+    """The loss that a model has computed from the labels it was given."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+    if isinstance(loss, tuple | list) and loss:
+        loss = loss[0]
+    if not isinstance(loss, Tensor):
+        raise ActivationCheckpointingError(
+            f"loss: the model was given labels, and its output ({type(output).__name__}) has no loss; give a loss of "
+            "your own, a function of it"
+        )
+    return loss

@@ -1,0 +1,59 @@
+"""What a data-parallel strategy does to a model of fake tensors."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ac_core.discovery.blocks import Block, find_blocks
+from ac_core.estimation.ranks import simulated_ranks
+
+Strategy = Literal["none", "ddp", "fsdp2"]
+Shard = Callable[[nn.Module, list[Block]], list[Tensor]]
+"""Prepares a model, given its blocks, and returns the communication buffers that it has from then on."""
+
+
+def check_strategy(strategy: str, dp_size: int) -> None:
+    """Raises ValueError for a setting that has no such value."""
+    if strategy not in get_args(Strategy):
+        raise ValueError(f"strategy: {strategy!r} is not one of {', '.join(map(repr, get_args(Strategy)))}")
+    if not isinstance(dp_size, int) or isinstance(dp_size, bool) or dp_size < 1:
+        raise ValueError(f"dp_size: {dp_size!r} is not a whole number of ranks, at least 1")
+    if strategy == "none" and dp_size > 1:
+        raise ValueError(f"dp_size: {dp_size} ranks need a strategy, 'ddp' or 'fsdp2'; 'none' is one process")
+
+
+@contextmanager
+def sharding(strategy: Strategy, dp_size: int, compute_dtype: torch.dtype | None) -> Iterator[Shard]:
+    """What to do to a model, inside of the context. To be entered outside of the fake mode."""
+    if strategy == "fsdp2":
+        with simulated_ranks(dp_size) as mesh:
+            yield lambda model, blocks: _shard(model, blocks, mesh, compute_dtype)
+    elif strategy == "ddp":
+        yield _buckets
+    else:
+        yield lambda _model, _blocks: []
+
+
+def _shard(model: nn.Module, blocks: list[Block], mesh: Any, compute_dtype: torch.dtype | None) -> list[Tensor]:
+    """Each block a unit, what is left another: as AutoModel, torchtitan and ac-recipes do."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32 if compute_dtype else None)
+    # The units are those that ac-core finds, also where the caller checkpoints other modules, such as parts of these.
+    for block in find_blocks(model) or blocks:
+        if any(True for _ in block.module.parameters()):
+            fully_shard(block.module, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return []
+
+
+def _buckets(model: nn.Module, _: list[Block]) -> list[Tensor]:
+    """DDP's buckets, which hold a second copy of every gradient from the first step on.
+
+    The wrapper itself cannot run on fake tensors: its reducer wants the result of a collective.
+    """
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [torch.empty(parameter.numel(), dtype=parameter.dtype) for parameter in trainable]
