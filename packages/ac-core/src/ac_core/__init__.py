@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ac_core.estimation.estimate import estimate
     from ac_core.estimation.result import Estimate
     from ac_core.mismatch.guard import check_recompute
+    from ac_core.planning.planner import plan
+    from ac_core.planning.result import Plan
     from ac_core.proof.compare import Comparison, Difference
     from ac_core.proof.measure import Usage, measure
     from ac_core.proof.trace import Trace, TracedOp, trace_decisions
@@ -49,7 +51,9 @@ _HOME = {
     "apply_activation_checkpointing": "ac_core.apply",
     "check_recompute": "ac_core.mismatch.guard",
     "find_blocks": "ac_core.discovery.blocks",
+    "Plan": "ac_core.planning.result",
     "measure": "ac_core.proof.measure",
+    "plan": "ac_core.planning.planner",
     "remove_activation_checkpointing": "ac_core.apply",
     "verify": "ac_core.proof.verify",
 }
@@ -65,6 +69,7 @@ __all__ = [
     "Estimate",
     "FSDP2Config",
     "MegatronFSDPConfig",
+    "Plan",
     "RecomputeMismatchError",
     "Report",
     "Trace",
@@ -76,6 +81,7 @@ __all__ = [
     "estimate",
     "find_blocks",
     "measure",
+    "plan",
     "remove_activation_checkpointing",
     "trace_decisions",
     "verify",

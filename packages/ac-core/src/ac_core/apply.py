@@ -145,10 +145,10 @@ def _planned(model: nn.Module, config: ActivationCheckpointingConfig, blocks: An
             "apply_activation_checkpointing(model, config, batch=...), or make the plan before and give its config: "
             "ac_core.plan(model, batch_size=..., sequence_length=..., budget=...).to_config()"
         )
-    from ac_core.planning.planner import plan_with  # it applies policies itself
+    from ac_core.planning.planner import plan_here  # it applies policies itself
 
     bare = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-    return plan_with(bare, config, batch=batch, blocks=blocks).to_config()
+    return plan_here(bare, config, batch, blocks).to_config()
 
 
 def _inside_wrappers(model: nn.Module) -> nn.Module:

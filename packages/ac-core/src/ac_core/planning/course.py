@@ -89,17 +89,20 @@ class Course:
         blocks, fixed, end = self._instance()
         return [(found.peak, self._chosen(found)) for found in pareto(blocks, fixed=fixed, end=end, most=most)]
 
-    def totals(self, chosen: Mapping[str, BlockOption]) -> tuple[int, int]:
-        """Bytes kept and FLOPs run again by all blocks."""
+    def totals(self, chosen: Mapping[str, BlockOption]) -> tuple[int, int, float]:
+        """Of all blocks: bytes kept, FLOPs run again, and cost."""
         figures = [self.options[name][chosen[name]] for name in self.order]
-        return sum(f.kept for f in figures), sum(f.flops for f in figures)
+        return sum(f.kept for f in figures), sum(f.flops for f in figures), sum(map(self._cost, figures))
+
+    def _cost(self, figures: Figures) -> float:
+        return figures.flops + self.exchange * figures.rewritten
 
     def _instance(self) -> tuple[list[Sequence[Option]], list[int], int]:
         blocks: list[Sequence[Option]] = []
         fixed = []
         for place, name in enumerate(self.order):
             own = [
-                Option(str(number), figures.kept, figures.working, figures.flops + self.exchange * figures.rewritten)
+                Option(str(number), figures.kept, figures.working, self._cost(figures))
                 for number, figures in enumerate(self.options[name].values())
             ]
             blocks += [_NOTHING, own]

@@ -14,12 +14,15 @@ from ac_core.selective.plan import FORWARD, BlockPlan, Site, inside
 KEEP_ALL = (ATTENTION, COLLECTIVE, ROUTER, MATMUL)
 """All that `selective` can keep. Under this rule a block shows what its sets can consist of."""
 
+_WORTH = 16
+"""A matmul that saves less than this part of what another does, a byte, is never kept by itself: adapters' second."""
+
 
 @dataclass(frozen=True)
 class _Group:
-    """Calls that are kept together, by the name for all of them. intensity: FLOPs saved, a byte kept in addition."""
+    """Calls that are kept together. names: for all of them. intensity: FLOPs saved, a byte kept in addition."""
 
-    name: str
+    names: tuple[str, ...]
     intensity: float
     attentive: bool
 
@@ -37,15 +40,15 @@ def kept_sets(plan: BlockPlan) -> list[tuple[str, ...]]:
         if site.weight and site.kind.family == MATMUL and key[1] == FORWARD and key[0] not in plan.experts
     }
     lone = {path: site for path, site in leaves.items() if not any(inside(path, module) for module in modules)}
-    attention = [key[0] for key, site in sites.items() if site.kind.family == ATTENTION]
+    attention = {key[0] for key, site in sites.items() if site.kind.family == ATTENTION}
     groups = [_module_group(module, plan) for module in sorted(modules)]
-    groups += [_leaf_group(path, site, attention) for path, site in lone.items()]
+    groups += _leaf_groups(lone, attention)
     # Equal but for a per cent of scraps: attention's own first, for what lies between its matmuls; else as they come.
     groups.sort(key=lambda group: (-round(log(max(group.intensity, 1e-9), 1.02)), not group.attentive))
+    groups = [group for group in groups if group.intensity >= groups[0].intensity / _WORTH]
 
     families = {key[0]: site.kind.family for key, site in sites.items()}
-    sets = [_named(families, [])]
-    sets += [_named(families, [group.name for group in groups[:count]]) for count in range(1, len(groups) + 1)]
+    sets = [_named(families, groups[:count]) for count in range(len(groups) + 1)]
     covered = set(leaves) | {path for path in families if any(inside(path, module) for module in modules)}
     if any(site.kind.family == MATMUL and key[0] not in covered for key, site in sites.items()):
         present = set(families.values())  # products that have no module of their own: grouped ones, of experts
@@ -53,10 +56,11 @@ def kept_sets(plan: BlockPlan) -> list[tuple[str, ...]]:
     return [names for names in dict.fromkeys(sets) if names]
 
 
-def _named(families: dict[str, str], groups: list[str]) -> tuple[str, ...]:
+def _named(families: dict[str, str], groups: list[_Group]) -> tuple[str, ...]:
     """The families that the groups do not hold already, then the groups."""
-    left = {family for path, family in families.items() if not any(inside(path, group) for group in groups)}
-    return (*(family for family in KEEP_ALL[:-1] if family in left), *groups)
+    names = [name for group in groups for name in group.names]
+    left = {family for path, family in families.items() if not any(inside(path, name) for name in names)}
+    return (*(family for family in KEEP_ALL[:-1] if family in left), *names)
 
 
 def _module_group(module: str, plan: BlockPlan) -> _Group:
@@ -65,8 +69,13 @@ def _module_group(module: str, plan: BlockPlan) -> _Group:
     others = sum(site.nbytes + site.held for site in inner if site.kind.family != MATMUL)
     flops = sum(site.intensity * site.nbytes for site in inner if site.weight)
     attentive = any(site.kind.family == ATTENTION for site in inner)
-    return _Group(module, flops / max(plan.units[module].held - others, 1), attentive)
+    return _Group((module,), flops / max(plan.units[module].held - others, 1), attentive)
 
 
-def _leaf_group(path: str, site: Site, attention: list[str]) -> _Group:
-    return _Group(path, site.intensity, any(inside(path, owner) for owner in attention))
+def _leaf_groups(lone: dict[str, Site], attention: set[str]) -> list[_Group]:
+    """Each matmul by itself; those of an attention that are worth the same together."""
+    groups: dict[tuple[str, float], list[str]] = {}
+    for path, site in lone.items():
+        owner = next((owner for owner in sorted(attention) if owner and inside(path, owner)), None)
+        groups.setdefault((path if owner is None else owner, site.intensity), []).append(path)
+    return [_Group(tuple(paths), worth, owner in attention) for (owner, worth), paths in groups.items()]

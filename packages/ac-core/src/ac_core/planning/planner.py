@@ -1,20 +1,25 @@
 """`plan`: the cheapest checkpointing, block by block, that fits a memory budget."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any, Literal
 
 import torch
-from torch import distributed
+from torch import distributed, nn
+from torch.distributed.tensor import DTensor
 
 from ac_core.choice import Option
-from ac_core.config import ActivationCheckpointingConfig
+from ac_core.config import ActivationCheckpointingConfig, Scope
 from ac_core.discovery.blocks import BlockChoice
 from ac_core.errors import ActivationCheckpointingError
-from ac_core.estimation.simulate import Simulation
+from ac_core.estimation.estimate import Device, Kernels, TrainingStep
+from ac_core.estimation.simulate import Optimizer, Simulation
+from ac_core.estimation.strategies import Strategy
 from ac_core.planning.budget import Budget, parse_budget, size_text
 from ac_core.planning.course import Course
 from ac_core.planning.measuring import Bench, Step, measured
 from ac_core.planning.result import Plan, Point
+from ac_core.proof.step import Loss
 
 _CORRECTIONS = 6
 """Times that a choice is made again after a simulation has shown it above the budget."""
@@ -22,13 +27,110 @@ _POINTS = 32
 """Of the curve."""
 
 
+def plan(
+    model: nn.Module | Callable[[], nn.Module],
+    *,
+    budget: str | int | float,
+    batch_size: int | None = None,
+    sequence_length: int | None = None,
+    batch: Any = None,
+    dtype: torch.dtype | None = torch.bfloat16,
+    compute_dtype: torch.dtype | None = None,
+    optimizer: str | Optimizer | None = "adamw",
+    scope: Scope | list[str] = "all",
+    layers: str | dict[str, str] | None = None,
+    blocks: BlockChoice | Iterable[BlockChoice] | None = None,
+    strategy: Strategy = "none",
+    dp_size: int = 1,
+    loss: Literal["plain", "fused"] | Loss = "plain",
+    kernels: Kernels = "plain",
+    keep_output: bool = False,
+    device: Device = "cuda",
+) -> Plan:
+    """The cheapest checkpointing, block by block, with which a training step fits a memory budget.
+
+    Each block keeps everything, or its input alone, or one of several sets of calls between. What each of these takes
+    is counted on tensors without values, the best mix is found exactly, and the mix is simulated once more: it is never
+    over the budget if any is within it.
+
+        plan = ac_core.plan(lambda: LlamaForCausalLM(config), batch_size=8, sequence_length=2048, budget="24GiB")
+        print(plan)
+        ac_core.apply_activation_checkpointing(model, plan.to_config())
+
+    Args:
+        budget: of a step at its peak, parameters, gradients and optimizer state included: `"24GiB"`, `"24GB"`, a whole
+            number of bytes, `0.5` or `"50%"` of what the step takes without checkpointing, or `"device"`: what the
+            current CUDA device has left for this process.
+        scope, layers: which blocks may be checkpointed, as in `ActivationCheckpointingConfig`. The others keep all.
+        model and the rest: as for `ac_core.estimate`.
+
+    Raises:
+        ValueError: a setting has no such value, or two contradict each other.
+        TypeError: the model is none.
+        ActivationCheckpointingError: no plan is within the budget, and what the smallest takes; there is no CUDA device
+            for `"device"`; the model cannot be checkpointed or simulated.
+    """
+    parse_budget(budget)
+    step = TrainingStep(
+        model=model,
+        batch_size=batch_size,
+        sequence_length=sequence_length,
+        batch=batch,
+        dtype=dtype,
+        compute_dtype=compute_dtype,
+        optimizer=optimizer,
+        blocks=blocks,
+        strategy=strategy,
+        dp_size=dp_size,
+        loss=loss,
+        kernels=kernels,
+        keep_output=keep_output,
+        device=device,
+    )
+    return make_plan(step.simulate, budget, ActivationCheckpointingConfig(scope=scope, layers=layers), blocks)
+
+
+def plan_here(
+    model: nn.Module,
+    config: ActivationCheckpointingConfig,
+    batch: Any,
+    blocks: BlockChoice | Iterable[BlockChoice] | None,
+) -> Plan:
+    """The plan for the `memory_budget` of a config, for a model as it is, one process and AdamW."""
+    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        raise ActivationCheckpointingError(
+            "memory_budget: the parameters of this model are sharded already, and a plan is made from whole ones; make "
+            "it before: ac_core.plan(model, ..., strategy='fsdp2', dp_size=...).to_config()"
+        )
+    device: Device = "cuda" if any(parameter.is_cuda for parameter in model.parameters()) else "cpu"
+    step = TrainingStep(model=model, batch=batch, dtype=None, blocks=blocks, device=device)
+    assert config.memory_budget is not None
+    return make_plan(step.simulate, config.memory_budget, config, blocks)
+
+
 def make_plan(
     step: Step,
-    budget: object,
+    budget: str | int | float,
     config: ActivationCheckpointingConfig,
     blocks: BlockChoice | Iterable[BlockChoice] | None = None,
 ) -> Plan:
-    """The cheapest choice for the blocks of a model within a budget.
+    """The plan for a step, whatever it is simulated by.
+
+    Args:
+        step: simulates a training step of the model.
+        budget: as `memory_budget`.
+        config: scope, layers and switches; its policy is not looked at.
+        blocks: as for `find_blocks`.
+
+    Raises: as `plan`.
+    """
+    parse_budget(budget)
+    bench = Bench(step, replace(config, policy="full", memory_budget=None, plan=None), blocks)
+    return fit(budget, bench, *measured(bench))
+
+
+def fit(budget: str | int | float, bench: Bench, course: Course, plain: Simulation) -> Plan:
+    """The cheapest choice for the blocks within a budget.
 
     NOTE [ Never over budget ]
     The choice is the optimum for the figures that were counted. What is promised is not that, but what a simulation of
@@ -36,19 +138,10 @@ def make_plan(
     made again, until one is within it; if none is, the last word has the choice with the lowest peak.
 
     Args:
-        step: simulates a training step of the model.
         budget: as `memory_budget`.
-        config: scope, layers and switches.
-        blocks: as for `find_blocks`.
-
-    Raises:
-        ValueError: the budget has no such form.
-        ActivationCheckpointingError: no choice is within the budget; the model cannot be checkpointed.
+        bench, course, plain: as `measured` leaves them.
     """
-    asked = parse_budget(budget)
-    bench = Bench(step, replace(config, policy="full", memory_budget=None, plan=None), blocks)
-    course, plain = measured(bench)
-    limit = _in_bytes(asked, plain.peak)
+    limit = _in_bytes(parse_budget(budget), plain.peak)
     if plain.peak <= limit:
         chosen, simulated = dict.fromkeys(course.order, "none"), plain
     else:

@@ -13,11 +13,13 @@ from ac_core.report import table, without_index
 @dataclass(frozen=True)
 class Point:
     """One choice among many. peak_bytes: of a step. saved_bytes: that the blocks keep from forward to backward.
-    recompute_flops: run again in a step."""
+    recompute_flops: run again in a step. cost: these, and the FLOPs in the time of the memory traffic of what else is
+    run again: what a plan has as little of as it can."""
 
     peak_bytes: int
     saved_bytes: int
     recompute_flops: int
+    cost: float
 
 
 @dataclass(frozen=True)
