@@ -60,7 +60,8 @@ def _named(families: dict[str, str], groups: list[_Group]) -> tuple[str, ...]:
     """The families that the groups do not hold already, then the groups."""
     names = [name for group in groups for name in group.names]
     left = {family for path, family in families.items() if not any(inside(path, name) for name in names)}
-    return (*(family for family in KEEP_ALL[:-1] if family in left), *names)
+    # A module that is called like a family goes by its full name, of which this is the end.
+    return (*(family for family in KEEP_ALL[:-1] if family in left), *(f"*.{n}" if n in KEEP_ALL else n for n in names))
 
 
 def _module_group(module: str, plan: BlockPlan) -> _Group:

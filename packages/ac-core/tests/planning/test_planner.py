@@ -1,0 +1,142 @@
+"""A plan is within its budget as measured on the real model, and its step is that of no checkpointing."""
+
+import json
+
+import pytest
+import torch
+
+import ac_core
+from ac_core import ActivationCheckpointingConfig, ActivationCheckpointingError, Plan
+from ac_core.planning import planner
+from ac_core.planning.planner import fit
+
+SHARES = (1.0, 0.8, 0.65, 0.5)
+
+
+@pytest.fixture(scope="module")
+def plans(of_decoder):
+    return [fit(share, *of_decoder) for share in SHARES]
+
+
+def measured_under(plan, model, batch):
+    ac_core.apply_activation_checkpointing(model, plan.to_config())
+    usage = ac_core.measure(model, batch)
+    ac_core.remove_activation_checkpointing(model)
+    return usage
+
+
+@pytest.mark.parametrize("index", range(len(SHARES)))
+def test_it_takes_what_it_says_and_no_more_than_the_budget(plans, decoder, batch, resident, index):
+    plan, model = plans[index], decoder()
+    usage = measured_under(plan, model, batch)
+    assert plan.peak_bytes == usage.peak_bytes + resident(model, batch) <= plan.budget_bytes
+    assert plan.saved_bytes == usage.saved_bytes
+    assert plan.recompute_flops == usage.recompute_flops
+    assert plan.forward_flops == usage.forward_flops
+
+
+@pytest.mark.parametrize("index", range(len(SHARES)))
+def test_a_mix_gives_the_numbers_of_no_checkpointing(plans, decoder, batch, index):
+    assert ac_core.verify(decoder(), batch, plans[index].to_config()).equal
+    assert len(set(plans[2].blocks.values())) > 1
+
+
+def test_memory_and_work_are_monotone_in_the_budget(of_decoder, plans):
+    _, course, _ = of_decoder
+    peaks = [plan.peak_bytes for plan in plans]
+    costs = [course.totals(plan.blocks)[2] for plan in plans]
+    assert peaks == sorted(peaks, reverse=True)
+    assert costs == sorted(costs)
+    assert costs[0] == 0 < costs[-1]
+
+
+def test_with_enough_memory_nothing_is_checkpointed(plans):
+    assert set(plans[0].blocks.values()) == {"none"}
+    assert plans[0].peak_bytes == plans[0].none_peak_bytes == plans[0].budget_bytes
+
+
+def test_where_no_plan_fits_the_smallest_peak_is_named_and_is_reached(of_decoder):
+    with pytest.raises(ActivationCheckpointingError, match=r"no plan fits into 50\.00 KiB.*in the backward of") as told:
+        fit("50KiB", *of_decoder)
+    smallest = int(str(told.value).partition("Give at least ")[2].partition(" bytes")[0])
+    assert fit(smallest, *of_decoder).peak_bytes == smallest
+    with pytest.raises(ActivationCheckpointingError, match="no plan fits"):
+        fit(smallest - 1, *of_decoder)
+
+
+def test_a_choice_that_turns_out_too_large_is_made_again(of_decoder, monkeypatch):
+    bench, course, plain = of_decoder
+    optimist = type(course)(course.order, course.options, course.exchange, dict(course.beside), list(course.between))
+    optimist.beside = {name: beside - 20_000 for name, beside in course.beside.items()}
+    optimist.between = [0] * len(course.between)
+    limit = int(0.7 * plain.peak)
+    assert bench.run(optimist.solve(limit), "full").peak > limit
+    assert fit(limit, bench, optimist, plain).peak_bytes <= limit
+
+
+def test_device_is_what_the_card_has(of_decoder, monkeypatch):
+    if not torch.cuda.is_available():
+        with pytest.raises(ActivationCheckpointingError, match="there is none here; give a size"):
+            fit("device", *of_decoder)
+    _, _, plain = of_decoder
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (plain.peak - 100_000, 2 * plain.peak))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 60_000)
+    plan = fit("device", *of_decoder)
+    assert plan.peak_bytes <= plan.budget_bytes == plain.peak - 40_000
+    assert plan.to_config().memory_budget == "device"
+
+
+def test_it_is_saved_and_read_back(plans):
+    plan = plans[2]
+    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+    assert plan.to_config() == Plan.from_dict(plan.to_dict()).to_config()
+    with pytest.raises(ValueError, match=r"^plan: this is no plan as Plan.to_dict writes it"):
+        Plan.from_dict({"blocks": {}})
+
+
+def test_it_is_shown_block_by_block(plans):
+    lines = str(plans[2]).splitlines()
+    assert lines[0].startswith("plan for ")
+    shown = [line.split()[0] for line in lines[2:]]
+    assert shown[0].startswith("layers.0")
+    assert sum(int(line.split()[1]) for line in lines[2:]) == 5
+
+
+def test_the_public_verb(decoder, batch, resident):
+    plan = ac_core.plan(
+        decoder, batch=batch, budget="60%", dtype=torch.float32, optimizer="none", scope="language", device="cpu"
+    )
+    model = decoder()
+    usage = measured_under(plan, model, batch)
+    assert usage.peak_bytes + resident(model, batch) == plan.peak_bytes <= plan.budget_bytes
+
+
+def test_a_mistake_is_told_before_anything_is_simulated(decoder, batch, monkeypatch):
+    monkeypatch.setattr(planner, "measured", lambda _: pytest.fail("it was simulated"))
+    with pytest.raises(ValueError, match="24gib"):
+        ac_core.plan(decoder, batch=batch, budget="24gib")
+    with pytest.raises(ValueError, match="batch_size: None"):
+        ac_core.plan(decoder, budget="24GiB")
+    with pytest.raises(ValueError, match="^scope: "):
+        ac_core.plan(decoder, batch=batch, budget=0.5, scope="langauge")
+
+
+def test_apply_plans_by_itself_for_a_batch(decoder, batch):
+    config = ActivationCheckpointingConfig(policy="budget", memory_budget=0.75)
+    with pytest.raises(ValueError, match=r"^memory_budget: .*batch="):
+        ac_core.apply_activation_checkpointing(decoder(2), config)
+    model = decoder()
+    report = ac_core.apply_activation_checkpointing(model, config, batch=batch)
+    assert 0 < len(report.applied_blocks)
+    assert [group.asked for group in report.groups] == [group.applied for group in report.groups]
+    ac_core.remove_activation_checkpointing(model)
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_verify_hands_on_its_batch(decoder, batch, plans, monkeypatch):
+    given = []
+    monkeypatch.setattr(planner, "plan_here", lambda *args: given.append(args) or plans[2])
+    model, config = decoder(), ActivationCheckpointingConfig(policy="budget", memory_budget="1MiB")
+    assert ac_core.verify(model, batch, config).equal
+    assert given == [(model, config, batch, None)]
