@@ -54,6 +54,8 @@ class KnownValues(TorchDispatchMode):
         self, func: Any, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if FakeTensor in types:
+            return self._unknown(func, args, kwargs)
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if any(isinstance(tensor, FakeTensor) for tensor in given):
             return self._unknown(func, args, kwargs)

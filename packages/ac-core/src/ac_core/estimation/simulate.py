@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from ac_core.discovery.blocks import Block, BlockChoice, find_blocks
 from ac_core.errors import ActivationCheckpointingError
@@ -129,7 +130,7 @@ def simulate(
             prepare(made)
         buffers = [] if shard is None else shard(made, found)
         ledger.sharded = any(isinstance(module, FSDPModule) for module in made.modules())
-        stepper = _optimizer_with_state(made, optimizer)
+        stepper = None if optimizer is None or not _trains(made) else _Stepper(made, optimizer)
         step = _Step(made, inputs, loss, autocast, keep_output)
         for _ in range(_steps_until_settled(made, sharded=ledger.sharded)):
             step.forward().backward()
@@ -149,7 +150,7 @@ def simulate(
             known = {
                 PARAMETERS: ledger.numbers([*made.parameters(), *made.buffers()]),
                 GRADIENTS: ledger.numbers(p.grad for p in made.parameters() if p.grad is not None),
-                OPTIMIZER: set() if stepper is None else ledger.numbers(_state_of(stepper)),
+                OPTIMIZER: set() if stepper is None else ledger.numbers(stepper.state()),
                 COMMUNICATION: ledger.numbers(buffers),
             }
             if stepper is not None:
@@ -191,22 +192,36 @@ def _steps_until_settled(model: nn.Module, *, sharded: bool) -> int:
     return int(sharded or any(forward.context_fn is not None for _, forward in checkpointed_forwards(model)))
 
 
-def _optimizer_with_state(model: nn.Module, build: Optimizer | None) -> torch.optim.Optimizer | None:
-    """An optimizer that has stepped once, so that its state is there from the beginning of the step."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if build is None or not parameters:
-        return None
-    stepper = build(parameters)
-    for parameter in parameters:
-        parameter.grad = torch.empty_like(parameter)
-    stepper.step()
-    for parameter in parameters:
-        parameter.grad = None
-    return stepper
+def _trains(model: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in model.parameters())
 
 
-def _state_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [tensor for state in optimizer.state.values() for _, tensor in named_tensors(state, "")]
+class _Stepper:
+    """An optimizer that has stepped once, so that its state is there from the beginning of the step.
+
+    Of a sharded parameter it steps on this rank's part, as a plain tensor: the bytes are those of the DTensor, which
+    would take ten times as long.
+    """
+
+    def __init__(self, model: nn.Module, build: Optimizer) -> None:
+        self._pairs = [(p, nn.Parameter(_local(p.detach()))) for p in model.parameters() if p.requires_grad]
+        self.optimizer = build([part for _, part in self._pairs])
+        for _, part in self._pairs:
+            part.grad = torch.empty_like(part)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def step(self) -> None:
+        for parameter, part in self._pairs:
+            part.grad = None if parameter.grad is None else _local(parameter.grad)
+        self.optimizer.step()
+
+    def state(self) -> list[Tensor]:
+        return [tensor for state in self.optimizer.state.values() for _, tensor in named_tensors(state, "")]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 @contextmanager
