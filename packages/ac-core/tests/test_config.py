@@ -23,18 +23,39 @@ def test_an_unknown_policy_names_field_value_and_choices():
         FSDP2Config(activation_checkpointing=1)
 
 
-@pytest.mark.parametrize("policy", ["budget"])
-def test_a_policy_that_is_not_there_yet_is_refused_and_not_weakened(policy):
-    with pytest.raises(ValueError, match=f"'{policy}' is not available in this version.*'none', 'full', 'selective'"):
-        ActivationCheckpointingConfig(policy=policy)
-    with pytest.raises(ValueError, match="not available"):
-        DDPConfig(activation_checkpointing=policy)
+@pytest.mark.parametrize("budget", ["24GiB", 2**30, 0.5, "50%", "device"])
+def test_a_budget_is_stored_as_it_was_asked(budget):
+    assert ActivationCheckpointingConfig(policy="budget", memory_budget=budget).memory_budget == budget
+
+
+def test_a_budget_belongs_to_its_policy_and_that_to_a_budget():
+    with pytest.raises(ValueError, match=r"^memory_budget: policy 'budget' needs one, such as '24GiB'"):
+        ActivationCheckpointingConfig(policy="budget")
+    with pytest.raises(ValueError, match=r"^memory_budget: '24GiB' belongs to policy 'budget', and the policy is 'full'"):
+        ActivationCheckpointingConfig(memory_budget="24GiB")
+    with pytest.raises(ValueError, match=r"^plan: .* belongs to policy 'budget'"):
+        ActivationCheckpointingConfig(policy="selective", plan={"layers.0": "full"})
+    with pytest.raises(ValueError, match=r"^memory_budget: '24gib'.*did you mean 24GiB"):
+        ActivationCheckpointingConfig(policy="budget", memory_budget="24gib")
+    with pytest.raises(ValueError, match=r"^activation_checkpointing: 'budget' needs a budget"):
+        DDPConfig(activation_checkpointing="budget")
+
+
+def test_a_plan_is_stored_as_plain_data():
+    config = ActivationCheckpointingConfig(policy="budget", plan={"layers.0": "none", "layers.1": ["attention", "mlp.*"]})
+    assert config.plan == {"layers.0": "none", "layers.1": ("attention", "mlp.*")}
+    assert FSDP2Config(activation_checkpointing=config).checkpointing is config
+    for plan in ({}, ["full"], {0: "full"}):
+        with pytest.raises(ValueError, match=r"^plan: .* does not say by block name"):
+            ActivationCheckpointingConfig(policy="budget", plan=plan)
 
 
 @pytest.mark.parametrize("policy", ["selective", "budget"])
 def test_megatron_fsdp_names_the_strategies_that_can(policy):
-    with pytest.raises(ValueError, match="'fsdp2' or 'ddp'"):
-        MegatronFSDPConfig(activation_checkpointing=policy)
+    budget = {"memory_budget": 0.5} if policy == "budget" else {}
+    for asked in (policy, ActivationCheckpointingConfig(policy=policy, **budget)):
+        with pytest.raises(ValueError, match="'fsdp2' or 'ddp'"):
+            MegatronFSDPConfig(activation_checkpointing=asked)
     assert MegatronFSDPConfig(activation_checkpointing=True).checkpointing.policy == "full"
 
 

@@ -15,7 +15,7 @@ from ac_recipes.recipe import LRSchedulerConfig, StepSchedulerConfig
         ("distributed.strategy=megatron_fsdp", "distributed.strategy: 'megatron_fsdp' is not available"),
         ("distributed.tp_size=2", "distributed.tp_size: 2 is not available"),
         ("distributed.ep_size=8", "distributed.ep_size: 8 is not available"),
-        ("distributed.activation_checkpointing=budget", "'budget' is not available in this version of ac-core"),
+        ("distributed.activation_checkpointing=budget", "'budget' needs a budget"),
         ("dataset.sequence_length=0", "dataset.sequence_length: 0 is below 1"),
         ("dataset.validation_fraction=1.0", "dataset.validation_fraction: 1.0 is not in [0, 1)"),
         ("dataset.text=[]", "dataset.text: the list of files is empty"),

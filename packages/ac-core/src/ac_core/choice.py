@@ -3,6 +3,7 @@
 import warnings
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import groupby
 
 from torch import nn
 
@@ -130,7 +131,7 @@ def _options(found: list[Block], selected: set[str], config: ActivationCheckpoin
     if config.plan is None:
         return dict.fromkeys(selected, str(config.policy))
     planned = {without_wrappers(name): option for name, option in config.plan.items()}
-    own = {without_wrappers(name): name for name in selected}
+    own = {without_wrappers(block.name): block.name for block in found if block.name in selected}
     if unknown := [name for name in planned if name not in own]:
         close = get_close_matches(unknown[0], own, n=3)
         hint = f"; near: {', '.join(map(repr, close))}" if close else ""
@@ -138,7 +139,7 @@ def _options(found: list[Block], selected: set[str], config: ActivationCheckpoin
     if missing := [name for short, name in own.items() if short not in planned]:
         more = f", and nothing for {len(missing) - 1} others" if len(missing) > 1 else ""
         raise ActivationCheckpointingError(
-            f"plan: it has nothing for block '{min(missing)}'{more}; it was made for another model, scope or layers"
+            f"plan: it has nothing for block '{missing[0]}'{more}; it was made for another model, scope or layers"
         )
     return {name: planned[short] for short, name in own.items()}
 
@@ -149,8 +150,14 @@ def without_wrappers(name: str) -> str:
 
 
 def option_text(option: Option) -> str:
-    """What is done with a block, in a word or a few."""
-    return option if isinstance(option, str) else f"keep {', '.join(option)}"
+    """What is done with a block, in a word or a few: `keep attention, self_attn.{q_proj,k_proj}, mlp.up_proj`."""
+    if isinstance(option, str):
+        return option
+    texts = []
+    for parent, names in groupby(option, key=lambda name: name.rpartition(".")[0]):
+        ends = [name.rpartition(".")[2] for name in names]
+        texts += [f"{parent}.{{{','.join(ends)}}}"] if parent and len(ends) > 1 else [f"{parent}.{ends[0]}"] if parent else ends
+    return f"keep {', '.join(texts)}"
 
 
 def _left_alone(found: list[Block], foreign: Marks, config: ActivationCheckpointingConfig) -> list[BlockGroup]:

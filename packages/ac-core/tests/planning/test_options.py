@@ -7,6 +7,8 @@ from torch import nn
 import ac_core
 from ac_core.planning.options import KEEP_ALL, kept_sets
 
+PROJECTIONS = ("attention.q", "attention.k", "attention.v", "attention.o")
+
 
 @pytest.fixture
 def sets_of(batch):
@@ -27,9 +29,9 @@ def sets_of(batch):
 def test_they_are_nested_and_leave_out_what_no_recompute_needs(sets_of, decoder):
     assert sets_of(decoder(2)) == [
         ("attention",),
-        ("*.attention",),  # the module of that name: its projections as well
-        ("*.attention", "mlp.gate"),
-        ("*.attention", "mlp.gate", "mlp.up"),
+        ("attention", *PROJECTIONS),
+        ("attention", *PROJECTIONS, "mlp.gate"),
+        ("attention", *PROJECTIONS, "mlp.gate", "mlp.up"),
     ]
 
 
@@ -39,7 +41,7 @@ def test_matmuls_of_an_attention_that_cannot_be_kept_as_one_go_together(sets_of,
         layer.attention.q = nn.Sequential(layer.attention.q, nn.RMSNorm(32))  # what it saves is no call's output
     assert sets_of(model)[:2] == [
         ("attention",),
-        ("attention", "attention.q.0", "attention.k", "attention.v", "attention.o"),
+        ("attention", "attention.q.0", *PROJECTIONS[1:]),
     ]
 
 
@@ -53,12 +55,18 @@ class Adapted(nn.Module):
         return self.base(x) * self.up(self.down(x)).sigmoid() if self.scaled else self.base(x) + self.up(self.down(x))
 
 
-@pytest.mark.parametrize(("scaled", "kept"), [(True, {"mlp.gate.base", "mlp.gate.down"}), (False, {"mlp.gate"})])
-def test_the_wide_matmul_of_an_adapter_is_not_worth_its_bytes(sets_of, decoder, scaled, kept):
+def test_the_wide_matmul_of_an_adapter_is_not_worth_its_bytes(sets_of, decoder):
     model = decoder(2)
     for layer in model.layers:
-        layer.mlp.gate = Adapted(layer.mlp.gate, scaled=scaled)
-    assert {name for name in sets_of(model)[-1] if "gate" in name} == kept
+        layer.mlp.gate = Adapted(layer.mlp.gate, scaled=True)
+    assert {name for name in sets_of(model)[-1] if "gate" in name} == {"mlp.gate.base", "mlp.gate.down"}
+
+
+def test_all_matmuls_of_an_adapter_are_kept_where_that_takes_one_output(sets_of, decoder):
+    model = decoder(2)
+    for layer in model.layers:
+        layer.mlp.gate = Adapted(layer.mlp.gate, scaled=False)
+    assert {name for name in sets_of(model)[-1] if "gate" in name} == {f"mlp.gate.{n}" for n in ("base", "down", "up")}
 
 
 class Functional(nn.Module):

@@ -3,7 +3,7 @@
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ac_core import apply_activation_checkpointing, remove_activation_checkpointing
 
-POLICIES = ("none", "full", "selective")
+POLICIES = {name: name for name in ("none", "full", "selective")}
 STEPS = 3  # `selective` learns in the first and settles in the second
 
 Step = Callable[[nn.Module, list[tuple[Tensor, Tensor]]], Tensor]
@@ -60,18 +60,18 @@ class Outcome:
     sharded: bool = False
 
 
-def outcomes(rank: int, case: Case) -> dict[str, Outcome]:
-    """Train by each policy; the outcome of each."""
+def outcomes(rank: int, case: Case, policies: Mapping[str, Any] = POLICIES) -> dict[str, Outcome]:
+    """Train by each policy, the first of which is none; the outcome of each."""
     results, numbers = {}, {}
-    for policy in POLICIES:
-        results[policy], numbers[policy] = _train(rank, case, policy)
+    for name, policy in policies.items():
+        results[name], numbers[name] = _train(rank, case, policy)
         expected = numbers["none"]
-        assert expected.keys() == numbers[policy].keys()
-        results[policy].different = [n for n, value in numbers[policy].items() if not torch.equal(value, expected[n])]
+        assert expected.keys() == numbers[name].keys()
+        results[name].different = [n for n, value in numbers[name].items() if not torch.equal(value, expected[n])]
     return results
 
 
-def _train(rank: int, case: Case, policy: str) -> tuple[Outcome, dict[str, Tensor]]:
+def _train(rank: int, case: Case, policy: Any) -> tuple[Outcome, dict[str, Tensor]]:
     torch.manual_seed(3 + rank)
     data = [_batches() for _ in range(STEPS + 1)]
     bare = model = case.prepare(case.build())

@@ -28,7 +28,7 @@ def _contexts(
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     if globs:
         raise ActivationCheckpointingError(
-            f"save: {', '.join(map(repr, globs))} names modules, which torch.compile does not see; name families or "
+            f"save or plan: {', '.join(map(repr, globs))} names modules, which torch.compile does not see; name families or "
             "ops such as 'aten::mm', or do not compile"
         )
     return create_selective_checkpoint_contexts(_Policy(SaveRule(frozenset(families), frozenset(ops), (), part)))

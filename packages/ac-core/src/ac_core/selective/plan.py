@@ -190,7 +190,8 @@ class ModelPlan:
         by_budget = spend([_candidates(plan) if plan.rule.part_of_matmuls else [] for plan in self.blocks])
         for plan, of_the_matmuls in zip(self.blocks, by_budget, strict=True):
             kept = self._named(plan) | of_the_matmuls
-            modules = _merge(plan, kept) | set(plan.named)
+            leaves = {key for key in plan.sites if key[1] == FORWARD and key[0] in plan.named}
+            modules = _merge(plan, kept | leaves) | set(plan.named)
             calls = frozenset(key for key in kept if not any(inside(key[0], module) for module in modules))
             active = frozenset(path for path, what, _ in calls if what != FORWARD) if plan.learnt else None
             unasked = frozenset(plan.unasked)
