@@ -5,8 +5,8 @@ import re
 import pytest
 
 from ac_core import DDPConfig, FSDP2Config
-from ac_recipes.reader import RecipeError
-from ac_recipes.recipe import LRSchedulerConfig, StepSchedulerConfig
+from ac_recipes.reader import RecipeError, dump, read_recipe
+from ac_recipes.recipe import LRSchedulerConfig, Recipe, StepSchedulerConfig
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,29 @@ def test_spellings_of_full(tiny, text):
 @pytest.mark.parametrize("text", ["false", "off", "null", "none", "no"])
 def test_spellings_of_none(tiny, text):
     assert tiny(f"distributed.activation_checkpointing={text}").distributed.checkpointing.policy == "none"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{policy: budget, memory_budget: 24GiB}",
+        "{policy: budget, memory_budget: 0.5, scope: language}",
+        "{policy: budget, memory_budget: 30000000000}",
+        '{policy: budget, plan: {model.layers.0: none, model.layers.1: full, "model.layers.2": [attention, mlp.up_proj]}}',
+    ],
+)
+def test_a_budget_and_a_plan_are_read_and_written_and_read_again(tiny, text):
+    recipe = tiny(f"distributed.activation_checkpointing={text}")
+    config = recipe.distributed.checkpointing
+    assert config.policy == "budget"
+    if config.plan is not None:
+        assert list(config.plan.values()) == ["none", "full", ("attention", "mlp.up_proj")]
+    assert read_recipe(Recipe, "again.yaml", text=dump(recipe)) == recipe
+
+
+def test_a_bad_budget_is_refused_at_its_place(tiny):
+    with pytest.raises(RecipeError, match=r"activation_checkpointing\.memory_budget: '24gib' has no unit of memory"):
+        tiny("distributed.activation_checkpointing={policy: budget, memory_budget: 24gib}")
 
 
 def test_a_section_made_in_python_checks_its_choices():

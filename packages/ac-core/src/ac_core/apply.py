@@ -68,7 +68,7 @@ def apply_activation_checkpointing(
     Raises:
         ValueError: a setting has no such value.
         ActivationCheckpointingError: no block is recognised, the scope holds none, checkpointing is already on (ours or
-            another tool's). With `strict=False` these warn.
+            another tool's). With `strict=False` these warn. A plan does not fit the model, or none fits the budget.
     """
     config = getattr(config, "checkpointing", config)  # of a strategy's config
     if not isinstance(config, ActivationCheckpointingConfig):
@@ -140,7 +140,7 @@ def remove_activation_checkpointing(model: nn.Module) -> None:
 def _planned(model: nn.Module, config: ActivationCheckpointingConfig, blocks: Any, batch: Any) -> Any:
     """The config with a plan for its budget."""
     if batch is None:
-        raise ValueError(
+        raise ActivationCheckpointingError(
             f"memory_budget: to plan for {config.memory_budget!r}, the size of a batch has to be known; give one as "
             "apply_activation_checkpointing(model, config, batch=...), or make the plan before and give its config: "
             "ac_core.plan(model, batch_size=..., sequence_length=..., budget=...).to_config()"

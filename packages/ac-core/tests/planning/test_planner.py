@@ -124,7 +124,7 @@ def test_a_mistake_is_told_before_anything_is_simulated(decoder, batch, monkeypa
 
 def test_apply_plans_by_itself_for_a_batch(decoder, batch):
     config = ActivationCheckpointingConfig(policy="budget", memory_budget=0.75)
-    with pytest.raises(ValueError, match=r"^memory_budget: .*batch="):
+    with pytest.raises(ActivationCheckpointingError, match=r"^memory_budget: .*batch="):
         ac_core.apply_activation_checkpointing(decoder(2), config)
     model = decoder()
     report = ac_core.apply_activation_checkpointing(model, config, batch=batch)
