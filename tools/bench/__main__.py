@@ -9,6 +9,7 @@ import torch
 
 from tools.bench import __doc__ as description
 from tools.bench.commands import DEFAULT_SHAPE, run, variants_of
+from tools.bench.planned import ours_planned
 from tools.bench.shapes import SHAPES
 from tools.bench.show import as_data, table
 
@@ -17,10 +18,11 @@ def main(arguments: list[str] | None = None) -> None:
     """Parse, run, print. Progress goes to standard error."""
     asked = _parser().parse_args(arguments)
     torch.set_num_threads(1)
+    shape = SHAPES[asked.shape or DEFAULT_SHAPE[asked.command]]
     outcome = run(
         asked.command,
-        variants_of(asked.command, asked.ours, asked.only),
-        SHAPES[asked.shape or DEFAULT_SHAPE[asked.command]],
+        variants_of(asked.command, asked.ours, asked.only, [ours_planned(held, shape) for held in asked.held]),
+        shape,
         asked.rounds,
         say=lambda line: print(line, file=sys.stderr, flush=True),
     )
@@ -43,6 +45,14 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="JSON",
         help='one more selective of ours, with these fields of its config: \'{"save": ["attention"]}\'; repeatable',
+    )
+    parser.add_argument(
+        "--held",
+        type=float,
+        action="append",
+        default=[],
+        metavar="MIB",
+        help="one more of ours: the cheapest mix over the blocks that holds at most this; repeatable",
     )
     parser.add_argument(
         "--only", action="append", default=[], metavar="GLOB", help="only variants of such names, and none; repeatable"

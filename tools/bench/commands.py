@@ -15,11 +15,16 @@ DEFAULT_SHAPE = {"full": "d512", "selective": "d512", "host": "d64"}
 """The commands, and the shape that each takes where none is named."""
 
 
-def variants_of(command: str, our_options: Iterable[Mapping[str, Any]] = (), only: Sequence[str] = ()) -> list[Variant]:
+def variants_of(
+    command: str,
+    our_options: Iterable[Mapping[str, Any]] = (),
+    only: Sequence[str] = (),
+    planned: Iterable[Variant] = (),
+) -> list[Variant]:
     """What a command compares, no checkpointing first.
 
-    our_options: config fields, each mapping one more selective of ours. only: globs over names; the others are left
-    out.
+    our_options: config fields, each mapping one more selective of ours. planned: more of ours. only: globs over names;
+    the others are left out.
     """
     full = [ours("full"), hugging_face(), torch_wrapper()]
     peers_full = [peers.torchtitan("full"), peers.automodel("full"), peers.automodel_without_lookup("full")]
@@ -28,7 +33,7 @@ def variants_of(command: str, our_options: Iterable[Mapping[str, Any]] = (), onl
         peers.automodel("selective"),
         peers.automodel_without_lookup("selective"),
     ]
-    selective = [ours("selective"), *(ours("selective", options) for options in our_options)]
+    selective = [ours("selective"), *(ours("selective", options) for options in our_options), *planned]
     chosen = {
         "full": full + peers_full,
         "selective": [ours("full"), *peers_selective, *selective],

@@ -92,9 +92,10 @@ class Course:
     def totals(self, chosen: Mapping[str, BlockOption]) -> tuple[int, int, float]:
         """Of all blocks: bytes kept, FLOPs run again, and cost."""
         figures = [self.options[name][chosen[name]] for name in self.order]
-        return sum(f.kept for f in figures), sum(f.flops for f in figures), sum(map(self._cost, figures))
+        return sum(f.kept for f in figures), sum(f.flops for f in figures), sum(map(self.cost, figures))
 
-    def _cost(self, figures: Figures) -> float:
+    def cost(self, figures: Figures) -> float:
+        """Of an option, in FLOPs: what is run again, and the time of the memory traffic that goes with it."""
         return figures.flops + self.exchange * figures.rewritten
 
     def _instance(self) -> tuple[list[Sequence[Option]], list[int], int]:
@@ -102,7 +103,7 @@ class Course:
         fixed = []
         for place, name in enumerate(self.order):
             own = [
-                Option(str(number), figures.kept, figures.working, self._cost(figures))
+                Option(str(number), figures.kept, figures.working, self.cost(figures))
                 for number, figures in enumerate(self.options[name].values())
             ]
             blocks += [_NOTHING, own]

@@ -1,0 +1,40 @@
+"""The policy `budget` at so many bytes held: what the other selective policies are compared at.
+
+A budget of `ac_core.plan` is of the peak, and this is what a step holds at the end of its forward, so the choice is made
+here from the same figures.
+"""
+
+from torch import nn
+
+from tools.bench.shapes import Shape, build_batch
+from tools.bench.variants import Unavailable, Variant
+
+MIB = 2**20
+
+
+def ours_planned(held: float, shape: Shape) -> Variant:
+    """ac-core's cheapest mix that holds at most `held` MiB, counted as in the table."""
+
+    def apply(model: nn.Module) -> None:
+        import ac_core
+        from ac_core.estimation.estimate import TrainingStep
+        from ac_core.planning.knapsack import Option, solve
+        from ac_core.planning.measuring import Bench, measured
+
+        batch = build_batch(shape)
+        step = TrainingStep(model=model, batch=batch, dtype=None, optimizer="none", keep_output=True, device="cpu")
+        course, plain = measured(Bench(step.simulate, ac_core.ActivationCheckpointingConfig()))
+        outside = plain.end - sum(plain.log.before.values()) - course.totals(dict.fromkeys(course.order, "none"))[0]
+        names = [list(course.options[name]) for name in course.order]
+        blocks = [
+            [Option(str(i), figures.kept, 0, course.cost(figures)) for i, figures in enumerate(options.values())]
+            for options in map(course.options.__getitem__, course.order)
+        ]
+        found = solve(blocks, held * MIB - outside)
+        if found is None:
+            raise Unavailable(f"no mix holds as little as {held:g} MiB; outside of the blocks there are {outside} bytes")
+        chosen = [options[int(option.name)] for options, option in zip(names, found.options, strict=True)]
+        plan = dict(zip(course.order, chosen, strict=True))
+        ac_core.apply_activation_checkpointing(model, ac_core.ActivationCheckpointingConfig(policy="budget", plan=plan))
+
+    return Variant("ours", "selective", apply, f"planned for {held:g} MiB")
