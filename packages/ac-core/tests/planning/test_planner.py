@@ -128,7 +128,7 @@ def test_apply_plans_by_itself_for_a_batch(decoder, batch):
         ac_core.apply_activation_checkpointing(decoder(2), config)
     model = decoder()
     report = ac_core.apply_activation_checkpointing(model, config, batch=batch)
-    assert 0 < len(report.applied_blocks)
+    assert len(report.applied_blocks) > 0
     assert [group.asked for group in report.groups] == [group.applied for group in report.groups]
     ac_core.remove_activation_checkpointing(model)
     assert not any("forward" in vars(module) for module in model.modules())
