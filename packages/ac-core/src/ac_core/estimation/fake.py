@@ -77,20 +77,24 @@ class KnownValues(TorchDispatchMode):
             return _grouped_mm(*args, **kwargs)
         elif func is aten.nonzero.default and self.experts:
             self.assumed = True
-            return args[0].new_empty((_rows(args[0], self.experts), args[0].dim()), dtype=torch.long)
-        elif func is aten._local_scalar_dense.default and self.experts and args[0].dtype is torch.bool:
-            self.assumed = True
-            return False  # "is this the expert that no token goes to?", in loops over experts
+            return _chosen(args[0], self.experts)
         return func(*args, **kwargs)
 
 
 _TAKE_INDICES = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._unsafe_index.Tensor)
 
 
-def _rows(mask: Tensor, experts: int) -> int:
-    """How many elements of a mask are true, where every expert gets as many rows as any other."""
-    one_each = mask.dim() == 1 or mask.shape[-1] == 1
-    return min(mask.numel(), experts) if one_each else max(1, mask.numel() // experts)
+def _chosen(mask: Tensor, experts: int) -> Tensor:
+    """Where a mask of a router's choice is true, if every expert gets as many rows as any other.
+
+    Of one number an expert: everywhere, which a loop over the experts goes through. Else only how many places.
+    """
+    if mask.numel() in (experts, experts + 1):  # transformers has one more, for tokens that go nowhere
+        with unset_fake_temporarily():
+            places = torch.zeros(experts, mask.dim(), dtype=torch.long)
+            places[:, max(range(mask.dim()), key=mask.size)] = torch.arange(experts)
+            return places
+    return mask.new_empty((max(1, mask.numel() // experts), mask.dim()), dtype=torch.long)
 
 
 def _as_positions(index: Tensor | None) -> list[Tensor | None]:

@@ -135,12 +135,13 @@ class Ledger(LiveBytes):
         """How many there are by now."""
         return len(self._log)
 
-    def finish(self) -> Log:
-        """End the step."""
+    def finish(self, without: set[int]) -> Log:
+        """End the step. without: storages that were there before it and are to be left out."""
         self._close()
         self._recording = False
         storages, changes = [number for number, _ in self._log], [change for _, change in self._log]
-        return Log(self._before, storages, changes, self._moments, self._births)
+        before = {number: size for number, size in self._before.items() if number not in without}
+        return Log(before, storages, changes, self._moments, self._births)
 
     def _close(self) -> None:
         """What allocated and released nothing is no moment."""

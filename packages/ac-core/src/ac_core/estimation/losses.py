@@ -10,7 +10,8 @@ gradients of hidden states `[N, H]` and weight `[V, H]` in the forward, when a c
                + if that is not fp32: an fp32 block of at most 64 MiB of them (16 MiB on a CPU)
                + gradient of hidden, N x H; of a chunk of it, rows x H
                + gradient of the weight summed in fp32, V x H x 4, and with a 2-byte weight a slab of at most 64 MiB
-                 (8 MiB on a CPU) that is added to it; then converted to the dtype of the weight while both exist
+                 (8 MiB on a CPU, which converts it to fp32 first) that is added to it; then converted to the dtype of
+                 the weight while both exist
     kept       = gradients of hidden and weight, in their dtypes
     backward   = both once more, multiplied by the gradient of the loss
 """
@@ -60,6 +61,8 @@ class _FusedLoss(torch.autograd.Function):
             if several and weight.dtype != wide:
                 slab = min(vocab, max(1, _SLAB[device] // (width * weight.element_size())))
                 sweep.append(weight.new_empty(slab, width))
+                if device == "cpu":
+                    sweep.append(weight.new_empty(slab, width, dtype=wide))
         sweep.clear()
         if total is not None:
             gradients[1] = total.to(weight.dtype)

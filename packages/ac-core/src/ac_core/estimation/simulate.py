@@ -150,12 +150,13 @@ def simulate(
             known = {
                 PARAMETERS: ledger.numbers([*made.parameters(), *made.buffers()]),
                 GRADIENTS: ledger.numbers(p.grad for p in made.parameters() if p.grad is not None),
-                OPTIMIZER: set() if stepper is None else ledger.numbers(stepper.state()),
+                OPTIMIZER: set() if stepper is None else ledger.numbers(stepper.state(used=True)),
                 COMMUNICATION: ledger.numbers(buffers),
             }
+            unused = set() if stepper is None else ledger.numbers(stepper.state(used=False))
             if stepper is not None:
                 stepper.step()
-            log = ledger.finish()
+            log = ledger.finish(without=unused)
     return _read(log, known, end, flops, [block.name for block in found], known_values)
 
 
@@ -216,8 +217,10 @@ class _Stepper:
             part.grad = None if parameter.grad is None else _local(parameter.grad)
         self.optimizer.step()
 
-    def state(self) -> list[Tensor]:
-        return [tensor for state in self.optimizer.state.values() for _, tensor in named_tensors(state, "")]
+    def state(self, *, used: bool) -> list[Tensor]:
+        """The state of the parameters that have gradients now, or of the others, for which a real run would have none."""
+        parts = [part for parameter, part in self._pairs if (parameter.grad is not None) == used]
+        return [tensor for part in parts for _, tensor in named_tensors(self.optimizer.state.get(part, {}), "")]
 
 
 def _local(tensor: Tensor) -> Tensor:

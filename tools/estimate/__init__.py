@@ -1,0 +1,7 @@
+"""How good `ac_core.estimate` is.
+
+    accuracy    predicted peaks of small models against what torch's CPU allocator gave out in real steps
+    guide       the table of the guide (Llama-3.2-1B) beside what is predicted for it
+
+Both print the tables of docs/estimate.md.
+"""
