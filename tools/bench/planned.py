@@ -1,7 +1,7 @@
 """The policy `budget` at so many bytes held: what the other selective policies are compared at.
 
-A budget of `ac_core.plan` is of the peak, and this is what a step holds at the end of its forward, so the choice is made
-here from the same figures.
+A budget of `ac_core.plan` is of the peak, and this is what a step holds at the end of its forward, so the choice is
+made here from the same figures.
 """
 
 from torch import nn
@@ -32,7 +32,7 @@ def ours_planned(held: float, shape: Shape) -> Variant:
         ]
         found = solve(blocks, held * MIB - outside)
         if found is None:
-            raise Unavailable(f"no mix holds as little as {held:g} MiB; outside of the blocks there are {outside} bytes")
+            raise Unavailable(f"no mix holds only {held:g} MiB; outside of the blocks there are {outside} bytes")
         chosen = [options[int(option.name)] for options, option in zip(names, found.options, strict=True)]
         plan = dict(zip(course.order, chosen, strict=True))
         ac_core.apply_activation_checkpointing(model, ac_core.ActivationCheckpointingConfig(policy="budget", plan=plan))

@@ -31,7 +31,7 @@ def test_a_budget_is_stored_as_it_was_asked(budget):
 def test_a_budget_belongs_to_its_policy_and_that_to_a_budget():
     with pytest.raises(ValueError, match=r"^memory_budget: policy 'budget' needs one, such as '24GiB'"):
         ActivationCheckpointingConfig(policy="budget")
-    with pytest.raises(ValueError, match=r"^memory_budget: '24GiB' belongs to policy 'budget', and the policy is 'full'"):
+    with pytest.raises(ValueError, match=r"^memory_budget: '24GiB' belongs to policy 'budget'.* is 'full'"):
         ActivationCheckpointingConfig(memory_budget="24GiB")
     with pytest.raises(ValueError, match=r"^plan: .* belongs to policy 'budget'"):
         ActivationCheckpointingConfig(policy="selective", plan={"layers.0": "full"})
@@ -42,7 +42,8 @@ def test_a_budget_belongs_to_its_policy_and_that_to_a_budget():
 
 
 def test_a_plan_is_stored_as_plain_data():
-    config = ActivationCheckpointingConfig(policy="budget", plan={"layers.0": "none", "layers.1": ["attention", "mlp.*"]})
+    plan = {"layers.0": "none", "layers.1": ["attention", "mlp.*"]}
+    config = ActivationCheckpointingConfig(policy="budget", plan=plan)
     assert config.plan == {"layers.0": "none", "layers.1": ("attention", "mlp.*")}
     assert FSDP2Config(activation_checkpointing=config).checkpointing is config
     for plan in ({}, ["full"], {0: "full"}):

@@ -63,7 +63,7 @@ def test_spellings_of_none(tiny, text):
         "{policy: budget, memory_budget: 24GiB}",
         "{policy: budget, memory_budget: 0.5, scope: language}",
         "{policy: budget, memory_budget: 30000000000}",
-        '{policy: budget, plan: {model.layers.0: none, model.layers.1: full, "model.layers.2": [attention, mlp.up_proj]}}',
+        '{policy: budget, plan: {model.layers.0: none, model.layers.1: full, "layers.2": [attention, mlp.up_proj]}}',
     ],
 )
 def test_a_budget_and_a_plan_are_read_and_written_and_read_again(tiny, text):

@@ -9,6 +9,7 @@ from tools.bench.__main__ import main
 from tools.bench.commands import run, variants_of
 from tools.bench.contestant import Contestant
 from tools.bench.meter import compare_gradients
+from tools.bench.planned import ours_planned
 from tools.bench.shapes import Shape, build_batch, build_model
 from tools.bench.show import as_data, table
 from tools.bench.variants import Variant, no_checkpointing, ours
@@ -32,6 +33,17 @@ def test_whole_blocks_hold_less_and_give_equal_gradients():
     data = json.loads(json.dumps(as_data(outcome)))
     assert [row["name"] for row in data["rows"]] == list(rows)
     assert data["versions"]["torch"].startswith("2.")
+
+
+def test_a_planned_mix_holds_no_more_than_it_is_planned_for():
+    held = {row.name: row.memory.held for row in run("full", variants_of("full", only=["ours*"]), TINY, rounds=7).rows}
+    between = (held["none"] + held["ours full"]) // 2
+    variants = [no_checkpointing(), ours_planned(between / 2**20, TINY), ours_planned(0.001, TINY)]
+    outcome = run("selective", variants, TINY, rounds=7)
+    none, planned = outcome.rows
+    assert held["ours full"] < planned.memory.held <= between < none.memory.held
+    assert planned.gradients == "equal"
+    assert "no mix holds only 0.001 MiB" in outcome.missing[0].reason
 
 
 def test_what_cannot_run_is_named_with_its_reason():

@@ -155,8 +155,9 @@ def option_text(option: Option) -> str:
         return option
     texts = []
     for parent, names in groupby(option, key=lambda name: name.rpartition(".")[0]):
-        ends = [name.rpartition(".")[2] for name in names]
-        texts += [f"{parent}.{{{','.join(ends)}}}"] if parent and len(ends) > 1 else [f"{parent}.{ends[0]}"] if parent else ends
+        several = list(names)
+        ends = ",".join(name.rpartition(".")[2] for name in several)
+        texts += [f"{parent}.{{{ends}}}"] if parent and len(several) > 1 else several
     return f"keep {', '.join(texts)}"
 
 

@@ -37,7 +37,7 @@ class ActivationCheckpointingConfig:
         `"device"`: what the current CUDA device has. Without a `plan`, `apply_activation_checkpointing` makes one, and
         needs a `batch=` for that.
     plan: for `budget`: what is done with each block of the scope, by name: `"none"`, `"full"`, or a list as in `save`
-        of what is kept. `ac_core.plan(...).to_config()` fills it. It is applied as it is, whatever `memory_budget` says.
+        of what is kept. `ac_core.plan(...).to_config()` fills it. It is applied as it is, whatever the budget says.
     preserve_rng_state: replay the random numbers of the forward in the recompute. Without it, a block that draws
         any raises in its first forward.
     early_stop: end the recompute with the last tensor that the backward needs.
@@ -134,7 +134,7 @@ def _plan(value: object) -> dict[str, str | tuple[str, ...]] | None:
     plan: dict[str, str | tuple[str, ...]] = {}
     for name, option in value.items():
         if isinstance(option, str) and option not in _WHOLE:
-            raise ValueError(f"plan: {option!r} for {name!r} is not one of {_listed(_WHOLE)}, or a list of what is kept")
+            raise ValueError(f"plan: {option!r} for {name!r} is not {_listed(_WHOLE)}, or a list of what is kept")
         try:
             plan[name] = option if isinstance(option, str) else _save(option)  # type: ignore[assignment]
         except ValueError as error:

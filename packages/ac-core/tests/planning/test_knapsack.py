@@ -49,7 +49,8 @@ def test_no_regret_against_exhaustive_search(seed: int):
 
 
 def test_more_memory_never_costs_more_and_the_curve_ends_at_both_ends():
-    block = [Option("none", 100 * KIB, 130 * KIB, 0), Option("kept", 30 * KIB, 120 * KIB, 5), Option("full", KIB, 90, 9)]
+    between = Option("kept", 30 * KIB, 120 * KIB, 5)
+    block = [Option("none", 100 * KIB, 130 * KIB, 0), between, Option("full", KIB, 90, 9)]
     curve = pareto([block] * 40, end=7)
     assert curve[0].cost == 0
     assert curve[-1].peak == least_peak([block] * 40, end=7).peak

@@ -22,7 +22,8 @@ SOME = (
 def train(rank: int, case: str) -> dict[str, Outcome]:
     # Adapters take the place of the projections, so that other modules are there to be named.
     plan = PLAN if "adapters" not in case else PLAN | {"layers.1": ["attention", "mlp.down.base"]}
-    return outcomes(rank, CASES[case], {"none": "none", "plan": ActivationCheckpointingConfig(policy="budget", plan=plan)})
+    config = ActivationCheckpointingConfig(policy="budget", plan=plan)
+    return outcomes(rank, CASES[case], {"none": "none", "plan": config})
 
 
 @pytest.mark.parametrize("case", SOME)

@@ -41,8 +41,8 @@ def test_every_block_is_checkpointed_as_its_plan_says(decoder, matmuls, train_st
         MIX,
         dict.fromkeys(MIX, "none"),
         dict.fromkeys(MIX, "full"),
-        dict.fromkeys(MIX, ["*.attention", "mlp.gate", "mlp.up"]),
-        dict.fromkeys(MIX, ["attention", *(f"attention.{name}" for name in "qkvo")]),
+        dict.fromkeys(MIX, ("*.attention", "mlp.gate", "mlp.up")),
+        dict.fromkeys(MIX, ("attention", *(f"attention.{name}" for name in "qkvo"))),
         {"layers.0": ["matmul"], "layers.1": ["aten::mm"], "layers.2": ["attention"], "layers.3": "none"},
     ],
 )
@@ -58,7 +58,7 @@ def test_the_numbers_are_those_without_checkpointing(decoder, plan):
         ({"layers.2": ["mlp.gat"]}, r"^plan: 'mlp\.gat' is no family and matches no module in block 'layers\.2'"),
         ({"layers.2": ["aten::nothing_of_that_name"]}, r"^plan: for 'layers.2': .*no op 'aten::nothing"),
         ({"layers.2": []}, r"^plan: for 'layers\.2': an empty list"),
-        ({"layers.2": "ful"}, r"^plan: 'ful' for 'layers\.2' is not one of 'none', 'full'"),
+        ({"layers.2": "ful"}, r"^plan: 'ful' for 'layers\.2' is not 'none', 'full'"),
         ({"layers.2": None}, r"^plan: nothing is said for 'layers\.2'"),
     ],
 )

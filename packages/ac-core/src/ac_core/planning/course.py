@@ -23,8 +23,8 @@ _NOTHING = [Option("", 0, 0, 0.0)]
 
 @dataclass(frozen=True)
 class Figures:
-    """What an option of a block takes. kept, working: bytes, as in NOTE [ Peak of a plan ]. flops: run again. rewritten:
-    bytes of the tensors made again."""
+    """What an option of a block takes. kept, working: bytes, as in NOTE [ Peak of a plan ]. flops: run again.
+    rewritten: bytes of the tensors made again."""
 
     kept: int
     working: int
@@ -48,7 +48,9 @@ class Course:
     beside: dict[str, int] = field(default_factory=dict)
     between: list[int] = field(default_factory=list)
 
-    def calibrate(self, simulated: Simulation, chosen: Mapping[str, BlockOption], *, above: float | None = None) -> None:
+    def calibrate(
+        self, simulated: Simulation, chosen: Mapping[str, BlockOption], *, above: float | None = None
+    ) -> None:
         """Raise what lies beside the options to what a simulation shows.
 
         above: only where the step has more bytes than this; and there, the forward of a block counts as a stretch. That

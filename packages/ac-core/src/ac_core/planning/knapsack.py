@@ -43,7 +43,7 @@ class Solution:
 
 @dataclass(frozen=True)
 class _Partial:
-    """A choice for the first blocks. kept, cost: sums. peak: so far. last, before: the choice, as a list from its end."""
+    """A choice for the first blocks. kept, cost: sums. peak: so far. last, before: the choice, linked from its end."""
 
     kept: int
     cost: float

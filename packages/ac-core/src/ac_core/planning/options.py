@@ -40,7 +40,8 @@ def kept_sets(plan: BlockPlan) -> list[tuple[str, ...]]:
         for key, site in matmuls.items()
         if site.weight and key[1] == FORWARD and key[0] not in plan.experts
     }
-    groups = _groups(plan, leaves, sorted({key[0] for key, s in sites.items() if s.kind.family == ATTENTION and key[0]}))
+    attention = {key[0] for key, site in sites.items() if site.kind.family == ATTENTION and key[0]}
+    groups = _groups(plan, leaves, sorted(attention))
     # Equal but for a per cent of scraps: attention's own first, for what lies between its matmuls; else as they come.
     groups.sort(key=lambda group: (-round(log(max(group.intensity, 1e-9), 1.02)), not group.attentive))
     groups = [group for group in groups if group.intensity >= groups[0].intensity / _WORTH]
@@ -70,8 +71,8 @@ def _intensity(plan: BlockPlan, owner: str, sites: list[Site]) -> float:
     flops = sum(site.intensity * site.nbytes for site in sites)
     nbytes = sum(site.nbytes + site.held for site in sites)
     if owner in plan.decision.modules:  # which does not keep what stays inside; families have been kept before
-        inner = (site for (path, _, _), site in plan.sites.items() if inside(path, owner) and site.kind.family != MATMUL)
-        nbytes = plan.units[owner].held - sum(site.nbytes + site.held for site in inner)
+        others = (s for (path, _, _), s in plan.sites.items() if inside(path, owner) and s.kind.family != MATMUL)
+        nbytes = plan.units[owner].held - sum(site.nbytes + site.held for site in others)
     return flops / max(nbytes, 1)
 
 

@@ -28,8 +28,8 @@ def _contexts(
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     if globs:
         raise ActivationCheckpointingError(
-            f"save or plan: {', '.join(map(repr, globs))} names modules, which torch.compile does not see; name families or "
-            "ops such as 'aten::mm', or do not compile"
+            f"save or plan: {', '.join(map(repr, globs))} names modules, which torch.compile does not see; name "
+            "families or ops such as 'aten::mm', or do not compile"
         )
     return create_selective_checkpoint_contexts(_Policy(SaveRule(frozenset(families), frozenset(ops), (), part)))
 

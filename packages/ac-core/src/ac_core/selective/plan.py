@@ -81,7 +81,8 @@ class Decision:
 class BlockPlan:
     """The calls of one block and, at any time, the decision about them.
 
-    rule: what is to be kept of them. named: modules that a glob of the rule names; unasked: those of them whose result no recompute asks for. experts:
+    rule: what is to be kept of them.
+    named: modules that a glob of the rule names; unasked: those of them whose result no recompute asks for. experts:
     leaf matmuls in a list inside of the block: each sees a part of the tokens, another in every step, and the policy's
     part of the matmuls leaves them out. owners: modules that were seen to run; unseen: that ran, but in a step that was
     not watched. patience: steps to go on watching for those. learnt: nothing is left to watch for. attached: the
