@@ -1,7 +1,7 @@
 """`estimate`: what a training step will need, said before it runs."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
@@ -16,7 +16,7 @@ from ac_core.estimation.kernels import Fused, fuse
 from ac_core.estimation.losses import cross_entropy, own_loss, sum_of_logits, use_fused_loss
 from ac_core.estimation.optimizers import optimizer_factory
 from ac_core.estimation.result import Estimate, read_estimate
-from ac_core.estimation.simulate import Optimizer, simulate
+from ac_core.estimation.simulate import Optimizer, Simulation, simulate
 from ac_core.estimation.strategies import Strategy, check_strategy, sharding
 from ac_core.proof.step import Loss
 
@@ -75,31 +75,32 @@ def estimate(
         ActivationCheckpointingError: the policy cannot be applied, the batch or the head is not known, the model looks
             at values that only a real run has.
     """
-    _check(batch_size, sequence_length, batch, loss, kernels, device)
-    check_strategy(strategy, dp_size)
-    run = _Run(batch_size or 0, sequence_length or 0, batch, _config(policy, scope), blocks, loss, kernels, device)
-    build = optimizer_factory(optimizer, device)
-    with sharding(strategy, dp_size, compute_dtype) as shard:
-        simulation = simulate(
-            model,
-            run.make_batch,
-            prepare=run.prepare,
-            shard=shard,
-            loss=run.differentiated,
-            optimizer=build,
-            dtype=dtype,
-            autocast=None if strategy == "fsdp2" else compute_dtype,
-            keep_output=keep_output,
-            blocks=blocks,
-        )
+    config = _config(policy, scope)
+    step = TrainingStep(
+        model=model,
+        batch_size=batch_size,
+        sequence_length=sequence_length,
+        batch=batch,
+        dtype=dtype,
+        compute_dtype=compute_dtype,
+        optimizer=optimizer,
+        blocks=blocks,
+        strategy=strategy,
+        dp_size=dp_size,
+        loss=loss,
+        kernels=kernels,
+        keep_output=keep_output,
+        device=device,
+    )
+    simulation = step.simulate(lambda made: apply_activation_checkpointing(made, config, blocks=blocks))
     setting = Setting(
-        policy=str(run.config.policy),
+        policy=str(config.policy),
         strategy=strategy,
         dp_size=dp_size,
         loss=loss if isinstance(loss, str) else "a function of the caller's",
         kernels=kernels,
         keep_output=keep_output,
-        fused=run.fused,
+        fused=step.fused,
         device=device,
         dtype=dtype,
         compute_dtype=compute_dtype,
@@ -133,39 +134,71 @@ def _check(
         raise ValueError(f"loss: {loss!r} is not one of 'plain', 'fused', and no function of the model's output")
 
 
-@dataclass
-class _Run:
-    """What is done to the model of a simulation before its step. fused: what was taken for fused kernels. labels: for
-    the loss, where the model takes none."""
+@dataclass(kw_only=True)
+class TrainingStep:
+    """A training step to be simulated, but for the policy: what `estimate` takes, under the same names.
 
-    batch_size: int
-    sequence_length: int
-    batch: Any
-    config: ActivationCheckpointingConfig
-    blocks: BlockChoice | Iterable[BlockChoice] | None
-    loss: str | Loss
-    kernels: Kernels
-    device: Device
-    fused: Fused | None = None
-    labels: Tensor | None = None
+    fused: what was taken for fused kernels. labels: for the loss, where the model takes none.
+
+    Raises:
+        ValueError: a setting has no such value, or two contradict each other.
+    """
+
+    model: nn.Module | Callable[[], nn.Module]
+    batch_size: int | None = None
+    sequence_length: int | None = None
+    batch: Any = None
+    dtype: torch.dtype | None = torch.bfloat16
+    compute_dtype: torch.dtype | None = None
+    optimizer: str | Optimizer | None = "adamw"
+    blocks: BlockChoice | Iterable[BlockChoice] | None = None
+    strategy: Strategy = "none"
+    dp_size: int = 1
+    loss: Literal["plain", "fused"] | Loss = "plain"
+    kernels: Kernels = "plain"
+    keep_output: bool = False
+    device: Device = "cuda"
+    fused: Fused | None = field(default=None, init=False)
+    labels: Tensor | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        _check(self.batch_size, self.sequence_length, self.batch, self.loss, self.kernels, self.device)
+        check_strategy(self.strategy, self.dp_size)
+        self._build_optimizer = optimizer_factory(self.optimizer, self.device)
+
+    def simulate(self, apply: Callable[[nn.Module], object]) -> Simulation:
+        """The step, of a model to which `apply` has given its checkpointing."""
+        with sharding(self.strategy, self.dp_size, self.compute_dtype) as shard:
+            return simulate(
+                self.model,
+                self.make_batch,
+                prepare=lambda made: self._prepare(made, apply),
+                shard=shard,
+                loss=self.differentiated,
+                optimizer=self._build_optimizer,
+                dtype=self.dtype,
+                autocast=None if self.strategy == "fsdp2" else self.compute_dtype,
+                keep_output=self.keep_output,
+                blocks=self.blocks,
+            )
 
     def make_batch(self, model: nn.Module, blocks: list[Block]) -> Any:
         batch = self.batch
         if batch is None:
-            batch = text_batch(model, blocks, self.batch_size, self.sequence_length)
+            batch = text_batch(model, blocks, self.batch_size or 0, self.sequence_length or 0)
             self.labels = None if "labels" in batch else batch["input_ids"]
         if self.loss == "fused" and isinstance(batch, Mapping):
             # With labels the model would compute a loss of its own, from logits that are not there.
             batch = {name: value for name, value in batch.items() if name != "labels"}
         return batch
 
-    def prepare(self, model: nn.Module) -> None:
+    def _prepare(self, model: nn.Module, apply: Callable[[nn.Module], object]) -> None:
         remove_activation_checkpointing(model)  # from the copy of a model that is checkpointed already
         if self.kernels == "fused":
             self.fused = fuse(model)
         if self.loss == "fused":
             use_fused_loss(model, self.device)
-        apply_activation_checkpointing(model, self.config, blocks=self.blocks)
+        apply(model)
 
     @property
     def differentiated(self) -> Loss | None:
