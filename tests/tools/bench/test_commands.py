@@ -1,6 +1,7 @@
 """The whole tool on a tiny model, without peers."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch.utils.checkpoint
@@ -36,12 +37,15 @@ def test_whole_blocks_hold_less_and_give_equal_gradients():
 
 
 def test_a_planned_mix_holds_no_more_than_it_is_planned_for():
-    held = {row.name: row.memory.held for row in run("full", variants_of("full", only=["ours*"]), TINY, rounds=7).rows}
-    between = (held["none"] + held["ours full"]) // 2
-    variants = [no_checkpointing(), ours_planned(between / 2**20, TINY), ours_planned(0.001, TINY)]
-    outcome = run("selective", variants, TINY, rounds=7)
-    none, planned = outcome.rows
-    assert held["ours full"] < planned.memory.held <= between < none.memory.held
+    shape = replace(TINY, sequence_length=64)
+    rows = run("full", variants_of("full", only=["ours*"]), shape, rounds=7).rows
+    none, full = (row.memory.held for row in rows)
+    between = (none + full) // 2
+    variants = [no_checkpointing(), ours_planned(between / 2**20, shape), ours_planned(0.001, shape)]
+    outcome = run("selective", variants, shape, rounds=7)
+    _, planned = outcome.rows
+    of_generators = 6_000 * shape.blocks  # their states, 5 KB for each forward of a block, are no tensors of the step
+    assert full < planned.memory.held <= between + of_generators < none
     assert planned.gradients == "equal"
     assert "no mix holds only 0.001 MiB" in outcome.missing[0].reason
 

@@ -1,10 +1,12 @@
 """A plan, which has something else for each block, has the numbers and the traffic of no checkpointing on two ranks."""
 
 import pytest
-from ac_core_cases import CASES, TENSOR_PARALLEL
+import torch
+from ac_core_cases import CASES, TENSOR_PARALLEL, sharded
+from ac_core_decoder import Decoder
 from ac_core_training import Outcome, outcomes
 
-from ac_core import ActivationCheckpointingConfig
+from ac_core import ActivationCheckpointingConfig, ActivationCheckpointingError, apply_activation_checkpointing
 
 KEPT = ["attention", *(f"attention.{name}" for name in "qkvo"), "mlp.gate"]
 PLAN = {"layers.0": "full", "layers.1": KEPT, "layers.2": "none"}
@@ -24,6 +26,18 @@ def train(rank: int, case: str) -> dict[str, Outcome]:
     plan = PLAN if "adapters" not in case else PLAN | {"layers.1": ["attention", "mlp.down.base"]}
     config = ActivationCheckpointingConfig(policy="budget", plan=plan)
     return outcomes(rank, CASES[case], {"none": "none", "plan": config})
+
+
+def plan_for_shards(rank: int) -> str:
+    ids = torch.zeros(2, 8, dtype=torch.long)
+    config = ActivationCheckpointingConfig(policy="budget", memory_budget=0.5)
+    with pytest.raises(ActivationCheckpointingError) as told:
+        apply_activation_checkpointing(sharded(Decoder(depth=1)), config, batch=(ids, ids))
+    return str(told.value)
+
+
+def test_a_sharded_model_is_not_planned_for(ranks):
+    assert all("sharded already" in told and "ac_core.plan(" in told for told in ranks.run(plan_for_shards))
 
 
 @pytest.mark.parametrize("case", SOME)
