@@ -12,6 +12,7 @@ from ac_core.config import ActivationCheckpointingConfig, PolicyName, Scope
 from ac_core.discovery.blocks import Block, BlockChoice
 from ac_core.estimation.assumptions import Setting
 from ac_core.estimation.batches import text_batch
+from ac_core.estimation.experts import keep_part_of_experts
 from ac_core.estimation.kernels import Fused, fuse
 from ac_core.estimation.losses import cross_entropy, own_loss, sum_of_logits, use_fused_loss
 from ac_core.estimation.optimizers import optimizer_factory
@@ -38,6 +39,7 @@ def estimate(
     blocks: BlockChoice | Iterable[BlockChoice] | None = None,
     strategy: Strategy = "none",
     dp_size: int = 1,
+    ep_size: int = 1,
     loss: Literal["plain", "fused"] | Loss = "plain",
     kernels: Kernels = "plain",
     keep_output: bool = False,
@@ -61,6 +63,7 @@ def estimate(
         policy, scope, blocks: as for `apply_activation_checkpointing`.
         strategy: `"none"`, `"ddp"` or `"fsdp2"`, where each block is a unit.
         dp_size: ranks; the estimate is of one of them.
+        ep_size: of these ranks, how many share the experts of a mixture of experts.
         loss: `"plain"`: the model's own loss, or cross-entropy on its logits. `"fused"`: one that never has all logits,
             as ac-loss's. Or a function of the model's output.
         kernels: `"plain"`: every operation by itself, as PyTorch runs them. `"fused"`: norms and gated activations in
@@ -87,6 +90,7 @@ def estimate(
         blocks=blocks,
         strategy=strategy,
         dp_size=dp_size,
+        ep_size=ep_size,
         loss=loss,
         kernels=kernels,
         keep_output=keep_output,
@@ -97,6 +101,7 @@ def estimate(
         policy=str(config.policy),
         strategy=strategy,
         dp_size=dp_size,
+        ep_size=ep_size,
         loss=loss if isinstance(loss, str) else "a function of the caller's",
         kernels=kernels,
         keep_output=keep_output,
@@ -154,6 +159,7 @@ class TrainingStep:
     blocks: BlockChoice | Iterable[BlockChoice] | None = None
     strategy: Strategy = "none"
     dp_size: int = 1
+    ep_size: int = 1
     loss: Literal["plain", "fused"] | Loss = "plain"
     kernels: Kernels = "plain"
     keep_output: bool = False
@@ -163,12 +169,12 @@ class TrainingStep:
 
     def __post_init__(self) -> None:
         _check(self.batch_size, self.sequence_length, self.batch, self.loss, self.kernels, self.device)
-        check_strategy(self.strategy, self.dp_size)
+        check_strategy(self.strategy, self.dp_size, self.ep_size)
         self._build_optimizer = optimizer_factory(self.optimizer, self.device)
 
     def simulate(self, apply: Callable[[nn.Module], object]) -> Simulation:
         """The step, of a model to which `apply` has given its checkpointing."""
-        with sharding(self.strategy, self.dp_size, self.compute_dtype) as shard:
+        with sharding(self.strategy, self.dp_size, self.ep_size, self.compute_dtype) as shard:
             return simulate(
                 self.model,
                 self.make_batch,
@@ -194,6 +200,8 @@ class TrainingStep:
 
     def _prepare(self, model: nn.Module, apply: Callable[[nn.Module], object]) -> None:
         remove_activation_checkpointing(model)  # from the copy of a model that is checkpointed already
+        if self.ep_size > 1:
+            keep_part_of_experts(model, self.ep_size)
         if self.kernels == "fused":
             self.fused = fuse(model)
         if self.loss == "fused":

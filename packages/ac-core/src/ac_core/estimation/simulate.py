@@ -123,16 +123,16 @@ def simulate(
     flops, known_values = Flops(), KnownValues()
     with fake_mode(), known_values, flops, Ledger(flops) as ledger:
         made = fake_model(model, dtype)
-        known_values.experts = count_experts(made)
         found = find_blocks(made, blocks)
         inputs = fake_batch(batch(made, found) if callable(batch) else batch)
         if prepare is not None:
             prepare(made)
+        known_values.experts = count_experts(made)
         buffers = [] if shard is None else shard(made, found)
         ledger.sharded = any(isinstance(module, FSDPModule) for module in made.modules())
         stepper = None if optimizer is None or not _trains(made) else _Stepper(made, optimizer)
         step = _Step(made, inputs, loss, autocast, keep_output)
-        for _ in range(_steps_until_settled(made, sharded=ledger.sharded)):
+        for _ in range(_steps_until_settled(made)):
             step.forward().backward()
             made.zero_grad(set_to_none=True)
         gc.collect()
@@ -188,9 +188,9 @@ class _Step:
         return output
 
 
-def _steps_until_settled(model: nn.Module, *, sharded: bool) -> int:
-    # FSDP2 makes its buffers in the first step; `selective` learns in it what to keep.
-    return int(sharded or any(forward.context_fn is not None for _, forward in checkpointed_forwards(model)))
+def _steps_until_settled(model: nn.Module) -> int:
+    # `selective` learns in its first step what to keep. FSDP2's first is like all others, buffers and all.
+    return int(any(forward.context_fn is not None for _, forward in checkpointed_forwards(model)))
 
 
 def _trains(model: nn.Module) -> bool:
