@@ -22,6 +22,10 @@ _GROUPS = {
     _HEAD: (LOSS,),
     "communication": (COMMUNICATION,),
 }
+_KEEP_LESS = {
+    "none": "Checkpointing would help most (policy='full', or 'selective' for less recompute).",
+    "selective": "Keeping less would help most (policy='full').",
+}
 
 
 def advice(simulation: Simulation, setting: Setting, category: dict[int, str], share: Shares) -> tuple[str, str]:
@@ -51,8 +55,8 @@ def _about_head(simulation: Simulation, setting: Setting) -> str:
         return "That is the gradient of the head: a sharded or frozen one would help most."
     rest = max((size for name, size in simulation.timeline if _HEAD not in name), default=0)
     return (
-        f"A fused loss would help most (loss='fused'), by at most {1 - rest / simulation.peak:.0%}: the rest of the step "
-        f"needs {rest / 2**30:.2f} GiB."
+        f"A fused loss would help most (loss='fused'), by at most {1 - rest / simulation.peak:.0%}: the rest of the "
+        f"step needs {rest / 2**30:.2f} GiB."
     )
 
 
@@ -64,10 +68,8 @@ def _remedy(simulation: Simulation, setting: Setting, group: str) -> str:
         if setting.strategy != "fsdp2":
             return f"Sharding them would help most (strategy='fsdp2'), {fewer}."
         return f"More ranks would help most, {fewer}."
-    if setting.policy == "none":
-        return "Checkpointing would help most (policy='full', or 'selective' for less recompute)."
-    if setting.policy == "selective":
-        return "Keeping less would help most (policy='full')."
+    if setting.policy in _KEEP_LESS:
+        return _KEEP_LESS[setting.policy]
     if setting.kernels == "plain" and simulation.peak_moment.startswith("backward"):
         return "They are those of the block that runs: fused kernels or fewer tokens a rank would help most."
     return "Fewer tokens a rank would help most."

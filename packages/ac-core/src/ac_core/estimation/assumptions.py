@@ -41,8 +41,8 @@ def assumptions(setting: Setting, *, uniform_routing: bool, experts: bool) -> tu
     """What holds for this setting."""
     said = ["bytes are those of tensors: without the allocator's rounding and reserve, and scratch inside of kernels"]
     said.append(
-        "SDPA is a fused kernel, which keeps query, key, value, output and one fp32 number a row; with a dropout in it, "
-        "the weights of all pairs"
+        "SDPA is a fused kernel, which keeps query, key, value, output and one fp32 number a row; with a dropout in "
+        "it, the weights of all pairs"
     )
     if setting.fused is None:
         said.append("plain kernels: norms and gated activations are the operations that the model's code makes")
@@ -73,7 +73,7 @@ def assumptions(setting: Setting, *, uniform_routing: bool, experts: bool) -> tu
     if experts:
         said.append("routing is uniform: every expert gets as many tokens as any other")
     if setting.ep_size > 1:
-        said.append("a rank's experts get as many rows as its own tokens take; buffers of the all-to-all are not counted")
+        said.append("a rank's experts get as many rows as its own tokens take; the all-to-all's buffers do not count")
     if uniform_routing:
         said.append("loops over experts run once for each expert")
     return tuple(said)

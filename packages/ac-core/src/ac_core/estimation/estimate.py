@@ -124,21 +124,6 @@ def _config(
     return policy
 
 
-def _check(
-    batch_size: int | None, sequence_length: int | None, batch: Any, loss: object, kernels: str, device: str
-) -> None:
-    for name, value in (("batch_size", batch_size), ("sequence_length", sequence_length)):
-        if batch is not None and value is not None:
-            raise ValueError(f"{name}: {value} is given beside a batch, whose own shape counts; leave one out")
-        if batch is None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ValueError(f"{name}: {value!r} is not a whole number, at least 1; give it, or a batch")
-    for name, value, valid in (("kernels", kernels, get_args(Kernels)), ("device", device, get_args(Device))):
-        if value not in valid:
-            raise ValueError(f"{name}: {value!r} is not one of {', '.join(map(repr, valid))}")
-    if not callable(loss) and loss not in ("plain", "fused"):
-        raise ValueError(f"loss: {loss!r} is not one of 'plain', 'fused', and no function of the model's output")
-
-
 @dataclass(kw_only=True)
 class TrainingStep:
     """A training step to be simulated, but for the policy: what `estimate` takes, under the same names.
@@ -168,9 +153,21 @@ class TrainingStep:
     labels: Tensor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        _check(self.batch_size, self.sequence_length, self.batch, self.loss, self.kernels, self.device)
+        self._check()
         check_strategy(self.strategy, self.dp_size, self.ep_size)
         self._build_optimizer = optimizer_factory(self.optimizer, self.device)
+
+    def _check(self) -> None:
+        for name, value in (("batch_size", self.batch_size), ("sequence_length", self.sequence_length)):
+            if self.batch is not None and value is not None:
+                raise ValueError(f"{name}: {value} is given beside a batch, whose own shape counts; leave one out")
+            if self.batch is None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ValueError(f"{name}: {value!r} is not a whole number, at least 1; give it, or a batch")
+        for name, value, valid in (("kernels", self.kernels, Kernels), ("device", self.device, Device)):
+            if value not in get_args(valid):
+                raise ValueError(f"{name}: {value!r} is not one of {', '.join(map(repr, get_args(valid)))}")
+        if not callable(self.loss) and self.loss not in ("plain", "fused"):
+            raise ValueError(f"loss: {self.loss!r} is not one of 'plain', 'fused', and no function of the output")
 
     def simulate(self, apply: Callable[[nn.Module], object]) -> Simulation:
         """The step, of a model to which `apply` has given its checkpointing."""

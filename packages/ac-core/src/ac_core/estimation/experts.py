@@ -13,8 +13,8 @@ def expert_modules(model: nn.Module) -> list[nn.Module]:
 def keep_part_of_experts(model: nn.Module, ep_size: int) -> None:
     """Leave each rank of `ep_size` its share of the experts of a model of fake tensors.
 
-    The rows that a rank's experts are given stay as many as without: it sends `(ep_size - 1) / ep_size` of the rows that
-    its tokens take to other ranks, and with uniform routing gets as many from them.
+    The rows that a rank's experts are given stay as many as without: it sends `(ep_size - 1) / ep_size` of the rows of
+    its own tokens to other ranks, and with uniform routing gets as many from them.
 
     Raises:
         ActivationCheckpointingError: the model has no experts, or not in such parameters, or another number of them.
@@ -22,8 +22,8 @@ def keep_part_of_experts(model: nn.Module, ep_size: int) -> None:
     found = expert_modules(model)
     if not found:
         raise ActivationCheckpointingError(
-            f"ep_size: {type(model).__name__} has no module with its experts in parameters [num_experts, ...], so there "
-            "is nothing to distribute; leave ep_size at 1"
+            f"ep_size: {type(model).__name__} has no module with its experts in parameters [num_experts, ...], so "
+            "there is nothing to distribute; leave ep_size at 1"
         )
     for module in found:
         experts = module.num_experts

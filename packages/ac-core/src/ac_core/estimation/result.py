@@ -7,12 +7,12 @@ from ac_core.estimation.advice import advice
 from ac_core.estimation.assumptions import Setting, assumptions
 from ac_core.estimation.categories import (
     ACTIVATIONS,
-    CATEGORIES,
     COMMUNICATION,
     GRADIENTS,
     LOSS,
     OPTIMIZER,
     PARAMETERS,
+    TEMPORARIES,
     categorise,
     kept_by_block,
     shares,
@@ -31,8 +31,8 @@ class Estimate:
     activation_bytes: that the forward keeps for the backward, besides head and loss. loss_bytes: the most that head and
     loss have at once. communication_bytes: the most that gathered parameters and buckets have at once. host_bytes: put
     into host memory. at_peak: bytes of each category at the peak, which add up to it. activations: `{block: {family of
-    operations: bytes kept for the backward}}`, `""` for what is in no block. recompute_flops: that checkpointing adds to
-    forward_flops and backward_flops. timeline: for each stretch of the step, its name and the most bytes alive in it.
+    operations: bytes kept for the backward}}`, `""` for what is in no block. recompute_flops: what checkpointing adds
+    to forward_flops and backward_flops. timeline: for each stretch of the step, its name and the most bytes alive in it.
     dominant: the largest tensor of the category that takes most at the peak. advice: a sentence on what dominates and
     what would help most. assumptions: what was taken for granted.
     """

@@ -55,10 +55,10 @@ class BlockUse:
 class Simulation:
     """One step. Bytes are of everything that the step has in memory, parameters included.
 
-    peak: bytes. peak_moment: when that is, such as `"backward of model.layers.3"`. peak_entry: in the log. timeline: for
-    each stretch of the step, its name and the most bytes alive in it. parameters, gradients, optimizer: bytes of each,
-    all of them. end: bytes alive between forward and backward; end_entry: in the log. blocks: in the order in which they
-    first ran. forward_flops, backward_flops, recompute_flops: of matrix multiplications, convolutions and attention.
+    peak: bytes. peak_moment: when that is, such as `"backward of model.layers.3"`. peak_entry: in the log. timeline:
+    for each stretch of the step, its name and the most bytes alive in it. parameters, gradients, optimizer: bytes of
+    each, all of them. end: bytes alive between forward and backward; end_entry: in the log. blocks: in the order in
+    which they first ran. forward_flops, backward_flops, recompute_flops: of matrix multiplications, convolutions and attention.
     experts: among which a router chooses; 0: there is none. assumed_uniform_routing: whether shapes depended on what it
     chose. log: every allocation and release. known: numbers of the storages in it that are parameters and buffers, gradients,
     optimizer state, communication buffers.
