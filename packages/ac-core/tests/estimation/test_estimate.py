@@ -256,5 +256,7 @@ def test_settings_that_do_not_exist_are_refused(decoder, settings, message):
 def test_what_is_no_model_is_refused():
     with pytest.raises(TypeError, match=r"^model: int is neither a torch.nn.Module nor a function"):
         estimate(3, **SHAPE)
+    with pytest.raises(TypeError, match=r"^model: DataParallel is a wrapper; give the model in it"):
+        estimate(nn.DataParallel(nn.Linear(2, 2)), **SHAPE)
     with pytest.raises(TypeError, match=r"^model: the factory returned NoneType"):
         estimate(lambda: None, **SHAPE)

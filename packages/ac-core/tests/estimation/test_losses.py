@@ -61,7 +61,7 @@ def test_heads():
     other = nn.Linear(4, 8)
     model.get_output_embeddings = lambda: other
     assert find_head(model) is other
-    with pytest.raises(ActivationCheckpointingError, match=r"^loss: 'fused' needs the projection to logits, and Sequen"):
+    with pytest.raises(ActivationCheckpointingError, match=r"^loss: 'fused' needs the projection to logits"):
         find_head(nn.Sequential(nn.Linear(4, 8)))
 
 
@@ -87,8 +87,9 @@ def test_losses_of_outputs():
         assert torch.equal(cross_entropy(labels, output), expected)
         assert torch.equal(sum_of_logits(output), logits.sum())
     loss = torch.tensor(1.0)
-    assert all(own_loss(output) is loss for output in (loss, {"loss": loss}, SimpleNamespace(loss=loss), (loss, logits)))
+    for output in (loss, {"loss": loss}, SimpleNamespace(loss=loss), (loss, logits)):
+        assert own_loss(output) is loss
     with pytest.raises(ActivationCheckpointingError, match=r"^loss: no logits in the model's output \(dict\)"):
         sum_of_logits({})
-    with pytest.raises(ActivationCheckpointingError, match=r"^loss: the model was given labels, and its output \(dict\)"):
+    with pytest.raises(ActivationCheckpointingError, match=r"^loss: the model was given labels.*\(dict\)"):
         own_loss({})

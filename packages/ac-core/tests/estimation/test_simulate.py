@@ -35,7 +35,8 @@ def test_what_is_kept_is_what_measure_calls_saved(decoder):
         usages.append(ac_core.measure(model, BATCH))
     # The checkpoints of a real run also keep the state of the random-number generator, which no operation allocates.
     saved = usages[0].saved_bytes - usages[1].saved_bytes
-    assert sum(use.kept for use in plain.blocks) - sum(use.kept for use in full.blocks) == pytest.approx(saved, rel=0.01)
+    kept = [sum(use.kept for use in found.blocks) for found in (plain, full)]
+    assert kept[0] - kept[1] == pytest.approx(saved, rel=0.01)
 
 
 def test_moments_are_in_the_order_of_the_step(decoder):

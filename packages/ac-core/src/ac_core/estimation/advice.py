@@ -12,7 +12,7 @@ from ac_core.estimation.categories import (
     Shares,
     largest,
 )
-from ac_core.estimation.simulate import Simulation
+from ac_core.estimation.reading import Simulation
 
 _HEAD = "head and loss"
 _STATE = "parameters, gradients and optimizer state"

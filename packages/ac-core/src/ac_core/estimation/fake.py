@@ -133,8 +133,10 @@ def fake_model(model: nn.Module | Callable[[], nn.Module], dtype: torch.dtype | 
     it as torch's default; buffers keep their own.
 
     Raises:
-        TypeError: it is neither a module nor a factory of one.
+        TypeError: it is neither a module nor a factory of one, or a wrapper.
     """
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        raise TypeError(f"model: {type(model).__name__} is a wrapper; give the model in it, and strategy='ddp'")
     if isinstance(model, nn.Module):
         made = _copied(model)
     elif callable(model):

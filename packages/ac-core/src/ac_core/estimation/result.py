@@ -17,7 +17,7 @@ from ac_core.estimation.categories import (
     kept_by_block,
     shares,
 )
-from ac_core.estimation.simulate import BlockUse, Simulation
+from ac_core.estimation.reading import BlockUse, Simulation
 
 GIB, GB = 2**30, 10**9
 
@@ -32,7 +32,7 @@ class Estimate:
     loss have at once. communication_bytes: the most that gathered parameters and buckets have at once. host_bytes: put
     into host memory. at_peak: bytes of each category at the peak, which add up to it. activations: `{block: {family of
     operations: bytes kept for the backward}}`, `""` for what is in no block. recompute_flops: what checkpointing adds
-    to forward_flops and backward_flops. timeline: for each stretch of the step, its name and the most bytes alive in it.
+    to forward_flops and backward_flops. timeline: for each stretch of the step, its name and the most bytes in it.
     dominant: the largest tensor of the category that takes most at the peak. advice: a sentence on what dominates and
     what would help most. assumptions: what was taken for granted.
     """

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from ac_core.discovery.blocks import Block, find_blocks
@@ -36,30 +38,42 @@ def sharding(strategy: Strategy, dp_size: int, ep_size: int, compute_dtype: torc
     if strategy == "fsdp2":
         with ExitStack() as stack:
             everybody = stack.enter_context(simulated_ranks(dp_size))
-            # The ranks that have the same experts.
             alike = stack.enter_context(simulated_ranks(dp_size // ep_size)) if 1 < ep_size < dp_size else None
-            yield lambda model, blocks: _shard(model, blocks, everybody, alike, ep_size, compute_dtype)
+            meshes = _Meshes(everybody, alike, distributed=ep_size > 1)
+            yield lambda model, blocks: _shard(model, blocks, meshes, compute_dtype)
     elif strategy == "ddp":
         yield _buckets
     else:
         yield lambda _model, _blocks: []
 
 
+@dataclass(frozen=True)
+class _Meshes:
+    """everybody: all ranks. alike: those that have the same experts, if any but this one. distributed: the experts."""
+
+    everybody: DeviceMesh
+    alike: DeviceMesh | None
+    distributed: bool
+
+
 def _shard(
-    model: nn.Module, blocks: list[Block], everybody: Any, alike: Any, ep_size: int, compute_dtype: torch.dtype | None
+    model: nn.Module, blocks: list[Block], meshes: _Meshes, compute_dtype: torch.dtype | None
 ) -> list[Tensor]:
     """Each block a unit, what is left another: as AutoModel, torchtitan and ac-recipes do. Experts that are distributed
     are units among the ranks that have the same ones."""
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32 if compute_dtype else None)
-    experts = expert_modules(model) if ep_size > 1 else []
-    for module in experts if alike is not None else ():
-        fully_shard(module, mesh=alike, mp_policy=policy)
-    ignored = {parameter for module in experts for parameter in module.parameters()} if alike is None else None
+    experts = expert_modules(model) if meshes.distributed else []
+    ignored = None
+    if meshes.alike is None:
+        ignored = {parameter for module in experts for parameter in module.parameters()}
+    else:
+        for module in experts:
+            fully_shard(module, mesh=meshes.alike, mp_policy=policy)
     # The units are those that ac-core finds, also where the caller checkpoints other modules, such as parts of these.
     for block in find_blocks(model) or blocks:
         if any(True for _ in block.module.parameters()):
-            fully_shard(block.module, mesh=everybody, mp_policy=policy, ignored_params=ignored)
-    fully_shard(model, mesh=everybody, mp_policy=policy, ignored_params=ignored)
+            fully_shard(block.module, mesh=meshes.everybody, mp_policy=policy, ignored_params=ignored)
+    fully_shard(model, mesh=meshes.everybody, mp_policy=policy, ignored_params=ignored)
     return []
 
 
