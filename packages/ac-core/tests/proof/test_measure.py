@@ -247,4 +247,5 @@ def test_operations_that_are_taken_apart_for_their_flops_count_as_one_in_bytes()
     batch = torch.randn(64, 8)
     with LiveBytes() as live:
         model(batch).sum().backward()
-    assert measure(model, batch, loss=lambda output: output.sum()).peak_bytes == live.peak
+    usage = measure(model, batch, loss=lambda output: output.sum())
+    assert usage.peak_bytes == pytest.approx(live.peak, abs=8)  # the loss itself, which measure does not hold
