@@ -15,6 +15,7 @@ from ac_core import (
     measure,
     remove_activation_checkpointing,
 )
+from ac_core.proof.meters import LiveBytes
 
 IDS = torch.arange(24).reshape(2, 12) % 32
 
@@ -238,3 +239,13 @@ def test_hooks_that_a_model_installs_in_its_first_forward_are_neither_lost_nor_d
     assert len(model(input_ids=ids).hidden_states) == 3
     measure(model, {"input_ids": ids, "labels": ids})
     assert len(model(input_ids=ids).hidden_states) == 3
+
+
+def test_operations_that_are_taken_apart_for_their_flops_count_as_one_in_bytes():
+    """`silu_backward` has parts, each with a tensor of its own, and a kernel that allocates none of these."""
+    model = nn.Sequential(nn.Linear(8, 512), nn.SiLU(), nn.Linear(512, 8))
+    batch = torch.randn(64, 8)
+    with LiveBytes() as live:
+        model(batch).sum().backward()
+    usage = measure(model, batch, loss=lambda output: output.sum())
+    assert usage.peak_bytes == pytest.approx(live.peak, abs=8)  # the loss itself, which measure does not hold

@@ -14,6 +14,7 @@ class Setting:
     policy: str
     strategy: str
     dp_size: int
+    ep_size: int
     loss: str
     kernels: str
     keep_output: bool
@@ -28,6 +29,8 @@ class Setting:
         if self.compute_dtype is not None:
             dtype += f" computing in {str(self.compute_dtype).removeprefix('torch.')}"
         ranks = self.strategy if self.strategy == "none" else f"{self.strategy} over {self.dp_size}"
+        if self.ep_size > 1:
+            ranks += f", experts over {self.ep_size}"
         return (
             f"policy {self.policy}, strategy {ranks}, loss {self.loss}, optimizer {self.optimizer}, {dtype}, kernels "
             f"{self.kernels}"
@@ -38,8 +41,8 @@ def assumptions(setting: Setting, *, uniform_routing: bool, experts: bool) -> tu
     """What holds for this setting."""
     said = ["bytes are those of tensors: without the allocator's rounding and reserve, and scratch inside of kernels"]
     said.append(
-        "SDPA is a fused kernel, which keeps query, key, value, output and one fp32 number a row; with a dropout in it, "
-        "the weights of all pairs"
+        "SDPA is a fused kernel, which keeps query, key, value, output and one fp32 number a row; with a dropout in "
+        "it, the weights of all pairs"
     )
     if setting.fused is None:
         said.append("plain kernels: norms and gated activations are the operations that the model's code makes")
@@ -69,6 +72,8 @@ def assumptions(setting: Setting, *, uniform_routing: bool, experts: bool) -> tu
         said.append("autocast as on the CPU")
     if experts:
         said.append("routing is uniform: every expert gets as many tokens as any other")
+    if setting.ep_size > 1:
+        said.append("a rank's experts get as many rows as its own tokens take; the all-to-all's buffers do not count")
     if uniform_routing:
         said.append("loops over experts run once for each expert")
     return tuple(said)

@@ -110,7 +110,8 @@ def kept_by_block(log: Log, category: dict[int, str], at_end: dict[int, int]) ->
     return found
 
 
-def largest(log: Log, alive: dict[int, int], numbers: Iterable[int]) -> Birth | None:
-    """Where the largest of these storages comes from."""
-    present = [number for number in numbers if alive.get(number)]
-    return log.births[max(present, key=alive.__getitem__)] if present else None
+def largest(alive: dict[int, int], category: dict[int, str], names: Iterable[str]) -> int | None:
+    """The number of the largest storage alive of these categories."""
+    names = set(names)
+    present = [number for number in alive if category[number] in names]
+    return max(present, key=alive.__getitem__, default=None)

@@ -12,6 +12,7 @@ from ac_core.config import ActivationCheckpointingConfig, PolicyName, Scope
 from ac_core.discovery.blocks import Block, BlockChoice
 from ac_core.estimation.assumptions import Setting
 from ac_core.estimation.batches import text_batch
+from ac_core.estimation.experts import keep_part_of_experts
 from ac_core.estimation.kernels import Fused, fuse
 from ac_core.estimation.losses import cross_entropy, own_loss, sum_of_logits, use_fused_loss
 from ac_core.estimation.optimizers import optimizer_factory
@@ -38,6 +39,7 @@ def estimate(
     blocks: BlockChoice | Iterable[BlockChoice] | None = None,
     strategy: Strategy = "none",
     dp_size: int = 1,
+    ep_size: int = 1,
     loss: Literal["plain", "fused"] | Loss = "plain",
     kernels: Kernels = "plain",
     keep_output: bool = False,
@@ -61,6 +63,7 @@ def estimate(
         policy, scope, blocks: as for `apply_activation_checkpointing`.
         strategy: `"none"`, `"ddp"` or `"fsdp2"`, where each block is a unit.
         dp_size: ranks; the estimate is of one of them.
+        ep_size: of these ranks, how many share the experts of a mixture of experts.
         loss: `"plain"`: the model's own loss, or cross-entropy on its logits. `"fused"`: one that never has all logits,
             as ac-loss's. Or a function of the model's output.
         kernels: `"plain"`: every operation by itself, as PyTorch runs them. `"fused"`: norms and gated activations in
@@ -87,6 +90,7 @@ def estimate(
         blocks=blocks,
         strategy=strategy,
         dp_size=dp_size,
+        ep_size=ep_size,
         loss=loss,
         kernels=kernels,
         keep_output=keep_output,
@@ -97,6 +101,7 @@ def estimate(
         policy=str(config.policy),
         strategy=strategy,
         dp_size=dp_size,
+        ep_size=ep_size,
         loss=loss if isinstance(loss, str) else "a function of the caller's",
         kernels=kernels,
         keep_output=keep_output,
@@ -119,21 +124,6 @@ def _config(
     return policy
 
 
-def _check(
-    batch_size: int | None, sequence_length: int | None, batch: Any, loss: object, kernels: str, device: str
-) -> None:
-    for name, value in (("batch_size", batch_size), ("sequence_length", sequence_length)):
-        if batch is not None and value is not None:
-            raise ValueError(f"{name}: {value} is given beside a batch, whose own shape counts; leave one out")
-        if batch is None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ValueError(f"{name}: {value!r} is not a whole number, at least 1; give it, or a batch")
-    for name, value, valid in (("kernels", kernels, get_args(Kernels)), ("device", device, get_args(Device))):
-        if value not in valid:
-            raise ValueError(f"{name}: {value!r} is not one of {', '.join(map(repr, valid))}")
-    if not callable(loss) and loss not in ("plain", "fused"):
-        raise ValueError(f"loss: {loss!r} is not one of 'plain', 'fused', and no function of the model's output")
-
-
 @dataclass(kw_only=True)
 class TrainingStep:
     """A training step to be simulated, but for the policy: what `estimate` takes, under the same names.
@@ -154,6 +144,7 @@ class TrainingStep:
     blocks: BlockChoice | Iterable[BlockChoice] | None = None
     strategy: Strategy = "none"
     dp_size: int = 1
+    ep_size: int = 1
     loss: Literal["plain", "fused"] | Loss = "plain"
     kernels: Kernels = "plain"
     keep_output: bool = False
@@ -162,13 +153,25 @@ class TrainingStep:
     labels: Tensor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        _check(self.batch_size, self.sequence_length, self.batch, self.loss, self.kernels, self.device)
-        check_strategy(self.strategy, self.dp_size)
+        self._check()
+        check_strategy(self.strategy, self.dp_size, self.ep_size)
         self._build_optimizer = optimizer_factory(self.optimizer, self.device)
+
+    def _check(self) -> None:
+        for name, value in (("batch_size", self.batch_size), ("sequence_length", self.sequence_length)):
+            if self.batch is not None and value is not None:
+                raise ValueError(f"{name}: {value} is given beside a batch, whose own shape counts; leave one out")
+            if self.batch is None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ValueError(f"{name}: {value!r} is not a whole number, at least 1; give it, or a batch")
+        for name, value, valid in (("kernels", self.kernels, Kernels), ("device", self.device, Device)):
+            if value not in get_args(valid):
+                raise ValueError(f"{name}: {value!r} is not one of {', '.join(map(repr, get_args(valid)))}")
+        if not callable(self.loss) and self.loss not in ("plain", "fused"):
+            raise ValueError(f"loss: {self.loss!r} is not one of 'plain', 'fused', and no function of the output")
 
     def simulate(self, apply: Callable[[nn.Module], object]) -> Simulation:
         """The step, of a model to which `apply` has given its checkpointing."""
-        with sharding(self.strategy, self.dp_size, self.compute_dtype) as shard:
+        with sharding(self.strategy, self.dp_size, self.ep_size, self.compute_dtype) as shard:
             return simulate(
                 self.model,
                 self.make_batch,
@@ -194,6 +197,8 @@ class TrainingStep:
 
     def _prepare(self, model: nn.Module, apply: Callable[[nn.Module], object]) -> None:
         remove_activation_checkpointing(model)  # from the copy of a model that is checkpointed already
+        if self.ep_size > 1:
+            keep_part_of_experts(model, self.ep_size)
         if self.kernels == "fused":
             self.fused = fuse(model)
         if self.loss == "fused":

@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ac_core.errors import ActivationCheckpointingError
+from ac_core.estimation.experts import expert_modules
 
 aten = torch.ops.aten
 _MOST_VALUES = 2**22
@@ -132,8 +133,10 @@ def fake_model(model: nn.Module | Callable[[], nn.Module], dtype: torch.dtype | 
     it as torch's default; buffers keep their own.
 
     Raises:
-        TypeError: it is neither a module nor a factory of one.
+        TypeError: it is neither a module nor a factory of one, or a wrapper.
     """
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        raise TypeError(f"model: {type(model).__name__} is a wrapper; give the model in it, and strategy='ddp'")
     if isinstance(model, nn.Module):
         made = _copied(model)
     elif callable(model):
@@ -201,9 +204,11 @@ def fake_batch(batch: Any) -> Any:
 
 
 def count_experts(model: nn.Module) -> int:
-    """How many experts a router of the model chooses among; 0 if it has none that says so."""
-    holders = [holder for module in model.modules() for holder in (module, getattr(module, "config", None))]
-    counts = (getattr(holder, name, 0) for holder in holders for name in _EXPERTS)
+    """How many experts share the rows that a router sends; 0 if the model has none that says so."""
+    if holders := expert_modules(model):
+        return holders[0].num_experts
+    configs = [getattr(module, "config", None) for module in model.modules()]
+    counts = (getattr(holder, name, 0) for holder in (*model.modules(), *configs) for name in _EXPERTS)
     return max((count for count in counts if isinstance(count, int)), default=0)
 
 

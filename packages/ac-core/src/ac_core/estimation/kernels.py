@@ -4,6 +4,7 @@ They are found by what a module does and not by its class: it is run once on a t
 that it makes are looked at.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 aten = torch.ops.aten
 
+_FAKE_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 _NORM = {"pow", "mean", "add", "rsqrt", "mul", "_to_copy", "alias", "_fused_rms_norm", "unsqueeze", "view"}
 _ACTIVATIONS = {"silu", "gelu", "sigmoid", "relu", "tanh", "leaky_relu", "hardtanh"}
 _VIEWS = {"t", "view", "_unsafe_view", "split", "alias", "slice", "detach", "chunk", "transpose", "expand"}
@@ -60,8 +62,8 @@ class _Norm(torch.autograd.Function):
         return torch.empty_like(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        x, weight, _ = ctx.saved_tensors
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight, _rows = ctx.saved_tensors
         of_x, of_weight = ctx.needs_input_grad
         return torch.empty_like(x) if of_x else None, torch.empty_like(weight) if of_weight else None
 
@@ -75,7 +77,7 @@ class _Gate(torch.autograd.Function):
         return torch.empty_like(gate)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
         return torch.empty_like(gate), torch.empty_like(up)
 
@@ -89,7 +91,7 @@ class _GateOfOne(torch.autograd.Function):
         return both.new_empty(*both.shape[:-1], both.shape[-1] // 2)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, _: Tensor) -> Tensor:
         (both,) = ctx.saved_tensors
         return torch.empty_like(both)
 
@@ -159,12 +161,15 @@ def _trial(module: nn.Module, x: Tensor) -> _Trial | None:
     hooks = [
         child.register_forward_hook(lambda child, *_: trial.called.append(child)) for child in module.children()
     ]
+    level = _FAKE_LOG.level
+    _FAKE_LOG.setLevel(logging.CRITICAL)  # which shapes a module does not take is no news
     try:
         with torch.no_grad(), trial:
             result = module(x)
     except Exception:  # noqa: BLE001 - it wants other arguments: it is no such module
         return None
     finally:
+        _FAKE_LOG.setLevel(level)
         for hook in hooks:
             hook.remove()
     return trial if isinstance(result, Tensor) and result.shape == x.shape else None

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ac_core.proof.meters import Flops, LiveBytes, _Storage, _storages, _tensors

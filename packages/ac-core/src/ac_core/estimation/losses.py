@@ -39,6 +39,16 @@ def chunk_rows(tokens: int, vocab: int, itemsize: int) -> int:
     return max(1, -(-tokens // max(1, -(-tokens // most))))
 
 
+def block_rows(device: str, row_bytes: int) -> int:
+    """Rows of fp32 logits at a time."""
+    return max(1, _BLOCK[device] // max(1, row_bytes))
+
+
+def slab_rows(device: str, row_bytes: int) -> int:
+    """Rows of the weight's gradient that are added up in fp32 at a time."""
+    return max(1, _SLAB[device] // max(1, row_bytes))
+
+
 class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, device: str) -> Tensor:
@@ -50,7 +60,7 @@ class _FusedLoss(torch.autograd.Function):
         losses = hidden.new_empty(tokens, dtype=wide)
         sweep = [weight.new_empty(rows, vocab)]
         if weight.dtype != wide:
-            sweep.append(weight.new_empty(min(rows, max(1, _BLOCK[device] // (vocab * wide.itemsize))), vocab, dtype=wide))
+            sweep.append(weight.new_empty(min(rows, block_rows(device, vocab * wide.itemsize)), vocab, dtype=wide))
         gradients = [torch.empty_like(hidden) if of_hidden else None, None]
         if of_hidden:
             sweep.append(hidden.new_empty(rows, width))
@@ -59,7 +69,7 @@ class _FusedLoss(torch.autograd.Function):
             several = rows < tokens
             total = weight.new_empty(vocab, width, dtype=wide if several else weight.dtype)
             if several and weight.dtype != wide:
-                slab = min(vocab, max(1, _SLAB[device] // (width * weight.element_size())))
+                slab = min(vocab, slab_rows(device, width * weight.element_size()))
                 sweep.append(weight.new_empty(slab, width))
                 if device == "cpu":
                     sweep.append(weight.new_empty(slab, width, dtype=wide))
@@ -70,7 +80,7 @@ class _FusedLoss(torch.autograd.Function):
         return losses
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         of_hidden, of_weight = (None if saved is None else torch.empty_like(saved) for saved in ctx.saved_tensors)
         return of_hidden, of_weight, None
 
@@ -87,7 +97,10 @@ def use_fused_loss(model: nn.Module, device: str) -> None:
 
 def _losses(head: nn.Module, device: str, hidden: Tensor, *_: Any, **__: Any) -> Tensor:
     losses = _FusedLoss.apply(hidden.reshape(-1, hidden.shape[-1]), head.weight, device)
-    return losses.reshape(*hidden.shape[:-1], 1)
+    return losses.reshape(*hidden.shape[:-1], 1).clone()  # of a view FSDP2 warns that it may be changed in place
+
+
+_HEADS = ("lm_head", "head", "output", "embed_out")
 
 
 def find_head(model: nn.Module) -> nn.Module:
@@ -99,7 +112,7 @@ def find_head(model: nn.Module) -> nn.Module:
     getter = getattr(model, "get_output_embeddings", None)
     head = getter() if callable(getter) else None
     if head is None:
-        named = [m for n, m in model.named_modules() if n.rpartition(".")[2] in ("lm_head", "head", "output", "embed_out")]
+        named = [module for name, module in model.named_modules() if name.rpartition(".")[2] in _HEADS]
         head = next((m for m in named if isinstance(getattr(m, "weight", None), Tensor) and m.weight.dim() == 2), None)
     if head is None:
         raise ActivationCheckpointingError(

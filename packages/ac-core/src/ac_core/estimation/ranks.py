@@ -8,7 +8,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-_NAME = "ac_core: simulated ranks"
+_NUMBERS = count()
+"""For names: groups of two simulations may be there at once."""
 
 
 @contextmanager
@@ -18,7 +19,7 @@ def simulated_ranks(size: int) -> Iterator[DeviceMesh]:
     To be entered outside of the fake mode. A process group that is initialised already stays as it is: the simulated
     one stands beside it.
     """
-    # The backend registers itself when this is imported: it is there for simulations like this one, and in no public place.
+    # The backend registers itself when this is imported. It is there for simulations like this one, in no public place.
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if not dist.is_initialized():
@@ -32,7 +33,13 @@ def simulated_ranks(size: int) -> Iterator[DeviceMesh]:
     rank = dist.get_rank()
     ranks = [rank, *islice(filterfalse(rank.__eq__, count()), size - 1)]
     group, _ = distributed_c10d._new_process_group_helper(
-        size, 0, ranks, "fake", FakeStore(), _NAME, timeout=distributed_c10d.default_pg_timeout
+        size,
+        0,
+        ranks,
+        "fake",
+        FakeStore(),
+        f"ac_core: simulated ranks {next(_NUMBERS)}",  # type: ignore[arg-type]
+        timeout=distributed_c10d.default_pg_timeout,
     )
     distributed_c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
     try:

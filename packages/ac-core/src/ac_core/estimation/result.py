@@ -7,17 +7,17 @@ from ac_core.estimation.advice import advice
 from ac_core.estimation.assumptions import Setting, assumptions
 from ac_core.estimation.categories import (
     ACTIVATIONS,
-    CATEGORIES,
     COMMUNICATION,
     GRADIENTS,
     LOSS,
     OPTIMIZER,
     PARAMETERS,
+    TEMPORARIES,
     categorise,
     kept_by_block,
     shares,
 )
-from ac_core.estimation.simulate import BlockUse, Simulation
+from ac_core.estimation.reading import BlockUse, Simulation
 
 GIB, GB = 2**30, 10**9
 
@@ -31,8 +31,8 @@ class Estimate:
     activation_bytes: that the forward keeps for the backward, besides head and loss. loss_bytes: the most that head and
     loss have at once. communication_bytes: the most that gathered parameters and buckets have at once. host_bytes: put
     into host memory. at_peak: bytes of each category at the peak, which add up to it. activations: `{block: {family of
-    operations: bytes kept for the backward}}`, `""` for what is in no block. recompute_flops: that checkpointing adds to
-    forward_flops and backward_flops. timeline: for each stretch of the step, its name and the most bytes alive in it.
+    operations: bytes kept for the backward}}`, `""` for what is in no block. recompute_flops: what checkpointing adds
+    to forward_flops and backward_flops. timeline: for each stretch of the step, its name and the most bytes in it.
     dominant: the largest tensor of the category that takes most at the peak. advice: a sentence on what dominates and
     what would help most. assumptions: what was taken for granted.
     """
@@ -71,22 +71,23 @@ class Estimate:
             ("head and loss", self.loss_bytes, LOSS),
             ("communication", self.communication_bytes, COMMUNICATION),
         ]
-        shown = [(label, size, self.at_peak[name]) for label, size, name in rows]
-        shown.append(("other", None, self.at_peak[CATEGORIES[-1]]))
-        shown.append(("peak", None, self.peak_bytes))
-        lines = [f"estimate: {self.setting}", f"  {'':16}{'needs':>22}{'at the peak':>24}"]
-        for label, size, at_peak in shown:
-            lines.append(f"  {label:16}{'' if size is None else both_units(size):>22}{both_units(at_peak):>24}")
+        small = self.peak_bytes < GIB
+        shown = [(label, both_units(size, small=small), self.at_peak[name]) for label, size, name in rows]
+        shown += [("other", "", self.at_peak[TEMPORARIES]), ("peak", "", self.peak_bytes)]
+        lines = [f"estimate: {self.setting}", f"  {'':16}{'needs':>24}{'at the peak':>24}"]
+        lines += [f"  {label:16}{needs:>24}{both_units(size, small=small):>24}" for label, needs, size in shown]
         useful = self.forward_flops + self.backward_flops
-        share = f" ({self.recompute_flops / useful:.1%} of the rest)" if useful else ""
+        share = f", {self.recompute_flops / useful:.1%} of the rest" if useful else ""
         lines.append(f"  peak in {self.peak_moment}; recompute {self.recompute_flops / 1e12:.3g} TFLOP{share}")
         lines.append(f"  {self.advice}")
-        lines.append("  assumed: " + "; ".join(self.assumptions))
+        lines += ["  assumed:", *(f"    {said}" for said in self.assumptions)]
         return "\n".join(lines)
 
 
-def both_units(size: int) -> str:
-    """GiB with GB beside it."""
+def both_units(size: int, *, small: bool = False) -> str:
+    """GiB with GB beside it; small: MiB and MB."""
+    if small:
+        return f"{size / 2**20:.2f} MiB ({size / 10**6:.2f} MB)"
     return f"{size / GIB:.2f} GiB ({size / GB:.2f} GB)"
 
 

@@ -10,7 +10,7 @@ operations: scratch memory inside of kernels and the allocator's rounding.
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,66 +21,16 @@ from torch.distributed.tensor import DTensor
 
 from ac_core.discovery.blocks import Block, BlockChoice, find_blocks
 from ac_core.errors import ActivationCheckpointingError
-from ac_core.estimation.categories import COMMUNICATION, GRADIENTS, OPTIMIZER, PARAMETERS, Bounds
+from ac_core.estimation.categories import COMMUNICATION, GRADIENTS, OPTIMIZER, PARAMETERS
 from ac_core.estimation.fake import NEEDS_VALUES, KnownValues, count_experts, fake_batch, fake_mode, fake_model
-from ac_core.estimation.ledger import Ledger, Log
+from ac_core.estimation.ledger import Ledger
+from ac_core.estimation.reading import Simulation, read_log
 from ac_core.proof.meters import Flops
 from ac_core.proof.step import Forward, Loss, named_tensors, run_forward
 from ac_core.region.forward import checkpointed_forwards
 
 Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """From the parameters that need gradients to the optimizer that steps on them."""
-
-
-@dataclass(frozen=True)
-class BlockUse:
-    """What one block takes. All bytes are of its own tensors.
-
-    kept: bytes from the block's forward to its backward. working: the most during its backward, what it kept included;
-    of that moment: beside, what lives besides it and besides what the blocks before it have kept (parameters, optimizer
-    state, gradients of the blocks behind, ...). So the step's memory is highest in the block's backward at
-    `sum of kept of the blocks before + working + beside`. forward_flops: of its forward. recompute_flops: of what is
-    run again for its backward.
-    """
-
-    name: str
-    kept: int
-    working: int
-    beside: int
-    forward_flops: int
-    recompute_flops: int
-
-
-@dataclass(frozen=True)
-class Simulation:
-    """One step. Bytes are of everything that the step has in memory, parameters included.
-
-    peak: bytes. peak_moment: when that is, such as `"backward of model.layers.3"`. peak_entry: in the log. timeline: for
-    each stretch of the step, its name and the most bytes alive in it. parameters, gradients, optimizer: bytes of each,
-    all of them. end: bytes alive between forward and backward; end_entry: in the log. blocks: in the order in which they
-    first ran. forward_flops, backward_flops, recompute_flops: of matrix multiplications, convolutions and attention.
-    experts: among which a router chooses; 0: there is none. assumed_uniform_routing: whether shapes depended on what it
-    chose. log: every allocation and release. known: numbers of the storages in it that are parameters and buffers, gradients,
-    optimizer state, communication buffers.
-    """
-
-    peak: int
-    peak_moment: str
-    peak_entry: int
-    timeline: tuple[tuple[str, int], ...]
-    parameters: int
-    gradients: int
-    optimizer: int
-    end: int
-    end_entry: int
-    blocks: tuple[BlockUse, ...]
-    forward_flops: int
-    backward_flops: int
-    recompute_flops: int
-    experts: int
-    assumed_uniform_routing: bool
-    log: Log = field(repr=False)
-    known: dict[str, set[int]] = field(repr=False)
 
 
 def simulate(
@@ -123,16 +73,16 @@ def simulate(
     flops, known_values = Flops(), KnownValues()
     with fake_mode(), known_values, flops, Ledger(flops) as ledger:
         made = fake_model(model, dtype)
-        known_values.experts = count_experts(made)
         found = find_blocks(made, blocks)
         inputs = fake_batch(batch(made, found) if callable(batch) else batch)
         if prepare is not None:
             prepare(made)
+        known_values.experts = count_experts(made)
         buffers = [] if shard is None else shard(made, found)
         ledger.sharded = any(isinstance(module, FSDPModule) for module in made.modules())
         stepper = None if optimizer is None or not _trains(made) else _Stepper(made, optimizer)
         step = _Step(made, inputs, loss, autocast, keep_output)
-        for _ in range(_steps_until_settled(made, sharded=ledger.sharded)):
+        for _ in range(_steps_until_settled(made)):
             step.forward().backward()
             made.zero_grad(set_to_none=True)
         gc.collect()
@@ -157,7 +107,7 @@ def simulate(
             if stepper is not None:
                 stepper.step()
             log = ledger.finish(without=unused)
-    return _read(log, known, end, flops, [block.name for block in found], known_values)
+    return read_log(log, known, end, flops, known_values)
 
 
 @dataclass
@@ -177,8 +127,8 @@ class _Step:
             except NEEDS_VALUES as error:
                 raise ActivationCheckpointingError(
                     f"{type(self.model).__name__} looks at values that only a real run has ({error}). Integers and "
-                    "booleans of the batch are known if the batch has real tensors for them; what depends on weights is "
-                    "not"
+                    "booleans of the batch are known if the batch has real tensors for them; what depends on weights "
+                    "is not"
                 ) from error
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
@@ -188,9 +138,9 @@ class _Step:
         return output
 
 
-def _steps_until_settled(model: nn.Module, *, sharded: bool) -> int:
-    # FSDP2 makes its buffers in the first step; `selective` learns in it what to keep.
-    return int(sharded or any(forward.context_fn is not None for _, forward in checkpointed_forwards(model)))
+def _steps_until_settled(model: nn.Module) -> int:
+    # `selective` learns in its first step what to keep. FSDP2's first is like all others, buffers and all.
+    return int(any(forward.context_fn is not None for _, forward in checkpointed_forwards(model)))
 
 
 def _trains(model: nn.Module) -> bool:
@@ -218,7 +168,7 @@ class _Stepper:
         self.optimizer.step()
 
     def state(self, *, used: bool) -> list[Tensor]:
-        """The state of the parameters that have gradients now, or of the others, for which a real run would have none."""
+        """The state of the parameters that have gradients now, or of the others, for which a real run has none."""
         parts = [part for parameter, part in self._pairs if (parameter.grad is not None) == used]
         return [tensor for part in parts for _, tensor in named_tensors(self.optimizer.state.get(part, {}), "")]
 
@@ -266,74 +216,3 @@ def _watched(blocks: list[Block], ledger: Ledger) -> Iterator[None]:
         yield
 
 
-def _read(
-    log: Log, known: dict[str, set[int]], end: int, flops: Flops, names: list[str], values: KnownValues
-) -> Simulation:
-    peaks = log.peaks()
-    at_end, at_stop = log.alive(end), log.alive(len(log.changes))
-    first = max(range(len(peaks)), key=lambda i: peaks[i][0])
-    labels = _labels(log)
-    return Simulation(
-        peak=peaks[first][0],
-        peak_moment=labels[first],
-        peak_entry=peaks[first][1],
-        timeline=tuple((label, size) for label, (size, _) in zip(labels, peaks, strict=True)),
-        parameters=sum(at_stop.get(number, 0) for number in known[PARAMETERS]),
-        gradients=sum(at_stop.get(number, 0) for number in known[GRADIENTS]),
-        optimizer=sum(at_stop.get(number, 0) for number in known[OPTIMIZER]),
-        end=sum(at_end.values()),
-        end_entry=end,
-        blocks=tuple(_uses(log, peaks, at_end, known, names)),
-        forward_flops=flops.forward,
-        backward_flops=flops.backward,
-        recompute_flops=flops.recompute,
-        experts=values.experts,
-        assumed_uniform_routing=values.assumed,
-        log=log,
-        known=known,
-    )
-
-
-def _labels(log: Log) -> list[str]:
-    """What to call the moments."""
-    bounds = Bounds.of(log)
-    labels = []
-    for index, moment in enumerate(log.moments):
-        if moment.phase == "optimizer":
-            labels.append("optimizer step")
-        elif moment.block:
-            labels.append(f"{moment.phase} of {moment.block}")
-        else:
-            labels.append(f"{moment.phase} {'of head and loss' if index in bounds else 'outside of blocks'}")
-    return labels
-
-
-def _uses(
-    log: Log, peaks: list[tuple[int, int]], at_end: dict[int, int], known: dict[str, set[int]], names: list[str]
-) -> Iterator[BlockUse]:
-    order = list(dict.fromkeys(m.block for m in log.moments if m.phase == "forward" and m.block in names))
-    lasting = set().union(*known.values())
-    owner: dict[int, tuple[str, str]] = {}  # storages of blocks
-    for number, birth in log.births.items():
-        moment = log.moments[birth.moment] if birth.moment >= 0 else None
-        if moment is not None and moment.block is not None and number not in lasting:
-            owner[number] = (moment.phase, moment.block)
-    kept = dict.fromkeys(order, 0)
-    after = log.alive(len(log.changes))
-    for number, size in at_end.items():
-        phase, block = owner.get(number, ("", None))
-        if phase == "forward" and block in kept:
-            kept[block] += size - after.get(number, 0)
-    before = 0
-    for name in order:
-        windows = [i for i, m in enumerate(log.moments) if (m.phase, m.block) == ("backward", name)]
-        total = working = 0
-        for i in windows:
-            size, entry = peaks[i]
-            if size > total:
-                alive = log.alive(entry)
-                total, working = size, sum(s for n, s in alive.items() if owner.get(n, ("", None))[1] == name)
-        forward = sum(m.flops for m in log.moments if (m.phase, m.block) == ("forward", name))
-        again = sum(log.moments[i].recompute for i in windows)
-        yield BlockUse(name, kept[name], working, max(0, total - before - working), forward, again)
-        before += kept[name]

@@ -1,0 +1,27 @@
+import pytest
+
+from ac_core import estimate
+
+
+@pytest.mark.parametrize(
+    ("settings", "group", "remedy"),
+    [
+        ({"batch_size": 64, "sequence_length": 64}, "head and loss", "loss='fused'"),
+        ({"batch_size": 64, "sequence_length": 64, "policy": "none", "loss": "fused"}, "activations", "policy='full'"),
+        ({"batch_size": 64, "sequence_length": 64, "loss": "fused"}, "activations", "fused kernels or fewer tokens"),
+        ({"batch_size": 1, "sequence_length": 8}, "optimizer state", "strategy='fsdp2'"),
+        ({"batch_size": 1, "sequence_length": 8, "strategy": "ddp", "dp_size": 2}, "optimizer state", "'fsdp2'"),
+    ],
+)
+def test_what_dominates_and_what_would_help(decoder, settings, group, remedy):
+    found = estimate(decoder, **settings)
+    first, _, rest = found.advice.partition(" take ")
+    assert group in first
+    assert remedy in rest
+    assert found.dominant in rest
+
+
+def test_it_says_how_much_a_fused_loss_can_help(decoder):
+    found = estimate(decoder, batch_size=64, sequence_length=64, policy="full")
+    rest = max(size for name, size in found.timeline if "head and loss" not in name)
+    assert f"by at most {1 - rest / found.peak_bytes:.0%}" in found.advice

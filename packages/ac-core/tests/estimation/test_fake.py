@@ -1,0 +1,87 @@
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from ac_core import ActivationCheckpointingError
+from ac_core.estimation.fake import NEEDS_VALUES, KnownValues, count_experts, fake_batch, fake_mode, fake_model
+
+
+def test_integers_of_the_batch_keep_their_values_and_floats_do_not():
+    with fake_mode(), KnownValues():
+        batch = fake_batch({"ids": torch.tensor([[1, 2, 0]]), "pixels": [torch.ones(2)], "flag": True})
+        ids, (pixels,) = batch["ids"], batch["pixels"]
+        assert ids.tolist() == [[1, 2, 0]]
+        assert int((ids != 0).sum() + torch.arange(3).sum()) == 5
+        assert batch["flag"] is True
+        assert isinstance(pixels, FakeTensor)
+        assert isinstance(pixels[ids[0]], FakeTensor)
+        with pytest.raises(NEEDS_VALUES):
+            float(pixels.sum())
+
+
+def test_a_mask_of_known_values_tells_how_many_it_chooses():
+    mask = torch.tensor([True, False, True])
+    with fake_mode(), KnownValues():
+        mask, rows = fake_batch(mask), fake_batch(torch.randn(3, 4))
+        assert rows[mask].shape == (2, 4)
+        rows[mask] = torch.zeros(2, 4)
+        assert torch.equal(mask, mask)
+
+
+def test_large_integers_are_not_computed():
+    with fake_mode(), KnownValues():
+        assert isinstance(torch.arange(2**23), FakeTensor)
+
+
+def test_a_router_is_assumed_to_be_uniform():
+    known = KnownValues(experts=4)
+    with fake_mode(), known:
+        chosen = torch.randn(16, 4).topk(2).indices
+        mask = nn.functional.one_hot(chosen, 4).permute(2, 1, 0)
+        hit = (mask.sum((-1, -2)) > 0).nonzero()
+        assert hit.flatten().tolist() == [0, 1, 2, 3]
+        for (expert,) in hit:
+            place, token = torch.where(mask[expert])
+            assert place.shape == token.shape == (8,)
+    assert known.assumed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_grouped_products_of_any_dtype(dtype):
+    with fake_mode(), KnownValues():
+        left = torch.randn(16, 8, dtype=dtype, requires_grad=True)
+        right = torch.randn(4, 8, 32, dtype=dtype, requires_grad=True)
+        offsets = torch.arange(4, 20, 4, dtype=torch.int32)
+        result = nn.functional.grouped_mm(left, right, offs=offsets)
+        assert (result.shape, result.dtype) == ((16, 32), dtype)
+        result.square().sum().backward()
+        assert (left.grad.shape, right.grad.shape) == (left.shape, right.shape)
+
+
+def test_ties_buffers_and_attributes_of_a_copied_model(decoder):
+    model = decoder(tied=True)
+    model.table = torch.ones(3)
+    model.register_buffer("steps", torch.tensor(7))
+    with fake_mode(), KnownValues():
+        copied = fake_model(model, torch.bfloat16)
+        assert copied.lm_head.weight is copied.embed.weight
+        assert copied.embed.weight.dtype is torch.bfloat16
+        assert isinstance(copied.table, FakeTensor)
+        assert int(copied.steps) == 7
+    assert model.embed.weight.dtype is torch.float32
+    assert not isinstance(model.table, FakeTensor)
+
+
+def test_tensors_that_cannot_be_made_fake_are_refused():
+    model = nn.Linear(4, 4)
+    model.weight = nn.Parameter(torch.eye(4).to_sparse())
+    with fake_mode(), pytest.raises(ActivationCheckpointingError, match=r"^model: a Parameter with layout"):
+        fake_model(model, None)
+
+
+def test_experts_are_counted(decoder):
+    model = decoder()
+    assert count_experts(model) == 0
+    model.num_experts = 8
+    assert count_experts(model) == 8
