@@ -17,6 +17,7 @@ def test_defaults():
         "logit_softcapping": 0.0,
         "label_smoothing": 0.0,
         "z_loss": 0.0,
+        "logit_scale": 1.0,
     }
 
 
@@ -34,6 +35,7 @@ def test_defaults():
         ("label_smoothing", 1.5, "label_smoothing: 1.5 is not a number of at least 0 and at most 1"),
         ("label_smoothing", True, "label_smoothing: True is not a number of at least 0 and at most 1"),
         ("z_loss", float("nan"), "z_loss: nan is not a number of at least 0"),
+        ("logit_scale", 0, "logit_scale: 0 is not a number above 0"),
         ("z_loss", "1e-4", "z_loss: '1e-4' is not a number of at least 0"),
     ],
 )

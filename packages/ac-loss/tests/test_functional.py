@@ -1,6 +1,5 @@
 import copy
 import functools
-import itertools
 
 import pytest
 import torch
@@ -72,7 +71,9 @@ OPTIONS = {
     "softcap": {"softcap": 1.5},
     "smoothing": {"label_smoothing": 0.2},
     "z": {"z_loss": 0.05},
-    "all": {"softcap": 3.0, "label_smoothing": 0.1, "z_loss": 0.01},
+    "scale": {"logit_scale": 0.25},
+    "scale, softcap": {"logit_scale": 4.0, "softcap": 3.0},
+    "all": {"logit_scale": 0.5, "softcap": 3.0, "label_smoothing": 0.1, "z_loss": 0.01},
     "all, none": {"reduction": "none", "softcap": 3.0, "label_smoothing": 0.1, "z_loss": 0.01},
     "param": {"accum": "param"},
 }
@@ -118,6 +119,7 @@ def test_equals_the_specification(draw, gradients, name, shape, dtype):
     softcap=st.none() | st.floats(0.5, 50),
     label_smoothing=st.floats(0, 1),
     z_loss=st.floats(0, 1),
+    logit_scale=st.floats(0.1, 8),
     ignore_index=st.integers(-3, 3),
     seed=st.integers(0, 1000),
 )
@@ -374,6 +376,9 @@ def test_under_torch_compile(draw, gradients, reduction):
         ({"softcap": 0.0}, "softcap: 0.0 is not a number above 0"),
         ({"label_smoothing": -0.1}, "label_smoothing: -0.1 is not a number of at least 0 and at most 1"),
         ({"z_loss": -1e-4}, "z_loss: -0.0001 is not a number of at least 0"),
+        ({"logit_scale": 0.0}, "logit_scale: 0.0 is not a number above 0"),
+        ({"logit_scale": float("inf")}, "logit_scale: inf is not a number above 0"),
+        ({"logit_scale": torch.tensor(2.0)}, "logit_scale: tensor(2.) is not a number above 0"),
         ({"num_label_tokens": 0}, "num_label_tokens: must be positive, got 0;"),
         ({"num_label_tokens": torch.tensor(-2)}, "num_label_tokens: must be positive, got -2;"),
         ({"num_label_tokens": float("nan")}, "num_label_tokens: must be positive, got nan;"),
@@ -456,8 +461,10 @@ def test_signatures():
     ours = inspect.signature(linear_cross_entropy).parameters
     assert list(ours) == [
         *("hidden", "weight", "labels", "bias", "ignore_index", "reduction", "softcap", "label_smoothing", "z_loss"),
-        *("num_label_tokens", "backend", "accum"),
+        *("num_label_tokens", "backend", "accum", "logit_scale"),
     ]
     theirs = inspect.signature(reference.linear_cross_entropy).parameters
-    common = itertools.islice(ours.items(), len(theirs))
-    assert [(name, p.default) for name, p in common] == [(name, p.default) for name, p in theirs.items()]
+    # The specification has every option that changes a result, and none that only says how it is computed.
+    how = {"backend", "accum"}
+    common = {name: (p.default, p.kind) for name, p in ours.items() if name not in how}
+    assert common == {name: (p.default, p.kind) for name, p in theirs.items()}

@@ -26,6 +26,8 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
     num_label_tokens: int | torch.Tensor | None = None,
     backend: Backend = "auto",
     accum: Accum = "fp32",
+    *,
+    logit_scale: float = 1.0,
 ) -> torch.Tensor:
     """Cross-entropy of ``hidden @ weight.T + bias`` against ``labels``, without allocating ``[tokens, vocab]``.
 
@@ -48,6 +50,8 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         backend: ``"torch"``, or ``"auto"``, which is ``"torch"`` in this version.
         accum: dtype in which the weight gradient is summed over chunks of tokens: ``"fp32"``, or ``"param"`` for the
             parameter's own, which needs less memory and in bf16 loses accuracy as chunks grow in number.
+        logit_scale: positive number that multiplies ``hidden @ weight.T + bias``, before the softcap (Cohere's
+            ``logit_scale``, the inverse of Granite's ``logits_scaling``).
 
     Returns:
         The loss in fp32, or fp64 for fp64 inputs: a scalar, or for ``"none"`` the shape of ``labels``. Gradients come
@@ -66,12 +70,13 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         check_number("softcap", softcap, above_zero=True)
     check_number("label_smoothing", label_smoothing, most=1.0)
     check_number("z_loss", z_loss)
+    check_number("logit_scale", logit_scale, above_zero=True)
     if reduction == "none" and num_label_tokens is not None:
         raise ValueError("num_label_tokens: divides a sum, and reduction 'none' makes none; divide the result instead")
     if isinstance(num_label_tokens, torch.Tensor):
         refuse_sharded(num_label_tokens=num_label_tokens)
 
-    objective = Objective(softcap=softcap, label_smoothing=label_smoothing, z_loss=z_loss)
+    objective = Objective(logit_scale=logit_scale, softcap=softcap, label_smoothing=label_smoothing, z_loss=z_loss)
     compute_here = compute
     if torch.compiler.is_compiling():
         from ac_loss._uncompiled import compute as compute_here

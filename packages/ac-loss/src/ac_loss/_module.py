@@ -24,6 +24,7 @@ class FusedLinearCrossEntropy(nn.Module):
         z_loss: coefficient of ``logsumexp(logits) ** 2``.
         backend: ``"auto"`` or ``"torch"``.
         accum: ``"fp32"`` or ``"param"``, the dtype in which the weight gradient is summed.
+        logit_scale: positive number that multiplies the logits, before the softcap.
 
     Raises:
         ValueError: an option is not valid; the message begins with its name.
@@ -39,6 +40,7 @@ class FusedLinearCrossEntropy(nn.Module):
         z_loss: float = 0.0,
         backend: Backend = "auto",
         accum: Accum = "fp32",
+        logit_scale: float = 1.0,
     ) -> None:
         super().__init__()
         check_choice("reduction", reduction, ("none", "sum", "mean"))
@@ -50,6 +52,7 @@ class FusedLinearCrossEntropy(nn.Module):
             z_loss=z_loss,
             backend=backend,
             accum=accum,
+            logit_scale=logit_scale,
         )
         self.reduction = reduction
 
@@ -97,6 +100,7 @@ class FusedLinearCrossEntropy(nn.Module):
             num_label_tokens=num_label_tokens,
             backend=config.backend,
             accum=config.accum,
+            logit_scale=config.logit_scale,
         )
 
     def extra_repr(self) -> str:
@@ -104,5 +108,5 @@ class FusedLinearCrossEntropy(nn.Module):
         return (
             f"ignore_index={config.ignore_index}, logit_softcapping={config.logit_softcapping}, "
             f"reduction={self.reduction!r}, label_smoothing={config.label_smoothing}, z_loss={config.z_loss}, "
-            f"backend={config.backend!r}, accum={config.accum!r}"
+            f"backend={config.backend!r}, accum={config.accum!r}, logit_scale={config.logit_scale}"
         )

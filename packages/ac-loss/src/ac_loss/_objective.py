@@ -7,12 +7,14 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """What is minimised for one token with logits ``x``, label ``y`` and ``s = c * tanh(x / c)`` (``s = x`` uncapped).
+    """What is minimised for one token with head output ``x = W h + b`` and label ``y``.
 
+    With ``l = logit_scale * x`` and ``s = c * tanh(l / c)`` (``s = l`` uncapped), it is
     ``(1 - e) * (lse - s[y]) + e * (lse - mean(s)) + z * lse ** 2`` with ``lse = logsumexp(s)``: cross-entropy, label
     smoothing ``e`` as in ``torch.nn.functional.cross_entropy``, the z-loss of PaLM (arXiv:2204.02311, section 5).
     """
 
+    logit_scale: float = 1.0
     softcap: float | None = None
     label_smoothing: float = 0.0
     z_loss: float = 0.0
@@ -23,7 +25,7 @@ class Objective:
         """Per-row losses of ``x``; ``x`` is consumed, and holds the gradient afterwards when ``weight`` is given.
 
         Args:
-            x: logits before the bias, ``[rows, vocab]``, fp32 or fp64. Overwritten.
+            x: ``W h``, ``[rows, vocab]``, fp32 or fp64. Overwritten: the gradient is that of ``W h`` (and of the bias).
             labels: ``[rows]``, int64, all in ``[0, vocab)``.
             bias: ``[vocab]`` in the dtype of ``x``, or None.
             weight: factor of each row's gradient, ``[rows]`` in the dtype of ``x`` or one number; None for no gradient.
@@ -36,10 +38,12 @@ class Objective:
         if bias is not None:
             x.add_(bias)
         if self.softcap is not None:
-            x.div_(self.softcap).tanh_()
+            x.mul_(self.logit_scale / self.softcap).tanh_()
             if weight is not None:
                 slope = x.square().neg_().add_(1.0)
             x.mul_(self.softcap)
+        elif self.logit_scale != 1.0:
+            x.mul_(self.logit_scale)
 
         # Everything below is relative to the row's maximum: lse - s[y] on absolute values loses the whole loss when
         # all logits share a large offset.
@@ -57,6 +61,8 @@ class Objective:
         if weight is None:
             return losses.squeeze(1)
 
+        # The chain rule's factor of the logit scale is common to a row, as its weight is.
+        weight = weight * self.logit_scale
         if isinstance(weight, torch.Tensor):
             weight = weight.unsqueeze(1)
         scale = total.reciprocal_()

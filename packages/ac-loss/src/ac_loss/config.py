@@ -43,6 +43,7 @@ class LossConfig:
         logit_softcapping: ``c`` of ``c * tanh(logits / c)``; 0 for none.
         label_smoothing: share of the target taken from the label and spread evenly over the vocabulary, 0 to 1.
         z_loss: coefficient of ``logsumexp(logits) ** 2``; 0 for none.
+        logit_scale: positive number that multiplies the logits, before the softcap.
 
     Raises:
         ValueError: a value is not valid; the message begins with the name of the field.
@@ -55,6 +56,7 @@ class LossConfig:
     logit_softcapping: float = 0.0
     label_smoothing: float = 0.0
     z_loss: float = 0.0
+    logit_scale: float = 1.0
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, get_args(Kind))
@@ -64,3 +66,4 @@ class LossConfig:
         check_number("logit_softcapping", self.logit_softcapping)
         check_number("label_smoothing", self.label_smoothing, most=1.0)
         check_number("z_loss", self.z_loss)
+        check_number("logit_scale", self.logit_scale, above_zero=True)

@@ -15,6 +15,8 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     num_label_tokens: int | torch.Tensor | None = None,
+    *,
+    logit_scale: float = 1.0,
 ) -> torch.Tensor:
     """Same arguments and result as :func:`ac_loss.linear_cross_entropy`; ``[tokens, vocab]`` memory, any derivative.
 
@@ -25,7 +27,7 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
     valid = flat != ignore_index
     rows, target = hidden.reshape(-1, hidden.shape[-1])[valid].to(dtype), flat[valid].long()
 
-    logits = F.linear(rows, weight.to(dtype), None if bias is None else bias.to(dtype))
+    logits = logit_scale * F.linear(rows, weight.to(dtype), None if bias is None else bias.to(dtype))
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
     losses = F.cross_entropy(logits, target, reduction="none", label_smoothing=label_smoothing)

@@ -55,6 +55,7 @@ class HeadLoss:
             "softcap": self.config.logit_softcapping or None,
             "label_smoothing": self.config.label_smoothing,
             "z_loss": self.config.z_loss,
+            "logit_scale": self.config.logit_scale,
             "num_label_tokens": num_label_tokens,
         }
         if self.config.kind == "plain":
