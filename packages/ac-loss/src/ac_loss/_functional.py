@@ -7,7 +7,7 @@ import torch
 from ac_loss._job import Job
 from ac_loss._objective import Objective
 from ac_loss._validation import check_tensors, refuse_sharded, select_rows
-from ac_loss.backends import torch_backend
+from ac_loss import backends
 from ac_loss.config import Accum, Backend, check_choice, check_integer, check_number
 
 Reduction = Literal["none", "sum", "mean"]
@@ -90,6 +90,7 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         reduction=reduction,
         num_label_tokens=num_label_tokens,
         accum=accum,
+        backend=backend,
     )
 
 
@@ -104,6 +105,7 @@ def compute(
     reduction: Reduction,
     num_label_tokens: int | torch.Tensor | None,
     accum: Accum,
+    backend: Backend,
 ) -> torch.Tensor:
     """:func:`linear_cross_entropy` once its options are checked."""
     autocast = _autocast_dtype(hidden)
@@ -124,7 +126,7 @@ def compute(
     )
     flat = hidden.reshape(-1, hidden.shape[-1])
     kind = "none" if reduction == "none" else "sum"
-    loss = torch_backend.run(job, flat, weight, bias, reduction=kind)
+    loss = backends.run(backend, job, flat, weight, bias, reduction=kind)
     return loss.reshape(labels.shape) if reduction == "none" else loss
 
 

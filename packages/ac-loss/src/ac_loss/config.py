@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Kind = Literal["fused", "plain"]
-Backend = Literal["auto", "torch"]
+Backend = Literal["auto", "torch", "triton", "liger", "cce", "native"]
 Accum = Literal["fp32", "param"]
 
 
