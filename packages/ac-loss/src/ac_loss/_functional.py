@@ -4,11 +4,12 @@ from typing import Literal, get_args
 
 import torch
 
-from ac_loss._job import Job
-from ac_loss._objective import Objective
-from ac_loss._validation import check_tensors, refuse_sharded, select_rows
 from ac_loss import backends
-from ac_loss.config import Accum, Backend, check_choice, check_integer, check_number
+from ac_loss._job import Job
+from ac_loss._main_grad import main_grad_of
+from ac_loss._objective import Objective
+from ac_loss._validation import autocast_dtype, check_tensors, refuse_sharded, select_rows
+from ac_loss.config import Accum, Backend, GradMode, check_choice, check_grad_mode, check_integer, check_number
 
 Reduction = Literal["none", "sum", "mean"]
 
@@ -28,6 +29,7 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
     accum: Accum = "fp32",
     *,
     logit_scale: float = 1.0,
+    grad_mode: GradMode = "auto",
 ) -> torch.Tensor:
     """Cross-entropy of ``hidden @ weight.T + bias`` against ``labels``, without allocating ``[tokens, vocab]``.
 
@@ -47,11 +49,19 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         z_loss: coefficient of ``logsumexp(logits) ** 2`` added to each token's loss (PaLM, arXiv:2204.02311).
         num_label_tokens: positive number or 0-d tensor that divides the sum of the losses under ``"sum"`` and
             ``"mean"`` alike: the labels that count over all ranks and gradient-accumulation steps.
-        backend: ``"torch"``, or ``"auto"``, which is ``"torch"`` in this version.
-        accum: dtype in which the weight gradient is summed over chunks of tokens: ``"fp32"``, or ``"param"`` for the
-            parameter's own, which needs less memory and in bf16 loses accuracy as chunks grow in number.
+        backend: ``"auto"``: ``"triton"`` on NVIDIA GPUs where it is installed and can compute the call, else
+            ``"torch"``. By name one of these, ``"liger"``, ``"cce"`` or ``"native"``; one that cannot compute the call
+            as asked is an error, and no other stands in. :func:`ac_loss.explain` says which would run and why.
+        accum: where the weight gradient is summed over chunks of tokens: ``"fp32"``; ``"param"``, in the parameter's
+            own dtype, which needs less memory and in bf16 loses accuracy as chunks grow in number; ``"main_grad"``,
+            which adds it to the fp32 ``weight.main_grad`` in the backward and returns none through autograd
+            (``weight.grad`` stays as it is), for a parameter whose owner keeps one, such as Megatron-core's
+            DistributedDataParallel without ``overlap_grad_reduce``.
         logit_scale: positive number that multiplies ``hidden @ weight.T + bias``, before the softcap (Cohere's
             ``logit_scale``, the inverse of Granite's ``logits_scaling``).
+        grad_mode: ``"forward"`` computes the gradients with the loss and keeps them for the backward: three GEMMs. Not
+            for ``"none"``, nor in fp16. ``"recompute"`` keeps nothing but the inputs and computes the logits again in
+            the backward: four GEMMs, and the least memory at any time. ``"auto"`` is ``"forward"`` where possible.
 
     Returns:
         The loss in fp32, or fp64 for fp64 inputs: a scalar, or for ``"none"`` the shape of ``labels``. Gradients come
@@ -62,21 +72,18 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         TypeError: a tensor argument is not a tensor.
         ValueError: an option, shape, dtype or device is wrong; names it, the constraint and the remedy.
     """
-    check_choice("backend", backend, get_args(Backend))
-    check_choice("accum", accum, get_args(Accum))
-    check_choice("reduction", reduction, get_args(Reduction))
-    check_integer("ignore_index", ignore_index)
-    if softcap is not None:
-        check_number("softcap", softcap, above_zero=True)
-    check_number("label_smoothing", label_smoothing, most=1.0)
-    check_number("z_loss", z_loss)
-    check_number("logit_scale", logit_scale, above_zero=True)
-    if reduction == "none" and num_label_tokens is not None:
-        raise ValueError("num_label_tokens: divides a sum, and reduction 'none' makes none; divide the result instead")
-    if isinstance(num_label_tokens, torch.Tensor):
-        refuse_sharded(num_label_tokens=num_label_tokens)
-
-    objective = Objective(logit_scale=logit_scale, softcap=softcap, label_smoothing=label_smoothing, z_loss=z_loss)
+    objective = check_options(
+        backend=backend,
+        accum=accum,
+        reduction=reduction,
+        ignore_index=ignore_index,
+        softcap=softcap,
+        label_smoothing=label_smoothing,
+        z_loss=z_loss,
+        logit_scale=logit_scale,
+        grad_mode=grad_mode,
+        num_label_tokens=num_label_tokens,
+    )
     compute_here = compute
     if torch.compiler.is_compiling():
         from ac_loss._uncompiled import compute as compute_here
@@ -90,8 +97,41 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         reduction=reduction,
         num_label_tokens=num_label_tokens,
         accum=accum,
+        grad_mode=grad_mode,
         backend=backend,
     )
+
+
+def check_options(
+    *,
+    backend: Backend,
+    accum: Accum,
+    reduction: Reduction,
+    ignore_index: int,
+    softcap: float | None,
+    label_smoothing: float,
+    z_loss: float,
+    logit_scale: float,
+    grad_mode: GradMode,
+    num_label_tokens: int | torch.Tensor | None,
+) -> Objective:
+    """What is minimised; raises ``ValueError`` on options of :func:`linear_cross_entropy` that are wrong by themselves."""
+    check_choice("backend", backend, get_args(Backend))
+    check_choice("accum", accum, get_args(Accum))
+    check_choice("reduction", reduction, get_args(Reduction))
+    check_integer("ignore_index", ignore_index)
+    if softcap is not None:
+        check_number("softcap", softcap, above_zero=True)
+    check_number("label_smoothing", label_smoothing, most=1.0)
+    check_number("z_loss", z_loss)
+    check_number("logit_scale", logit_scale, above_zero=True)
+    check_grad_mode(grad_mode, reduction)
+    if reduction == "none" and num_label_tokens is not None:
+        raise ValueError("num_label_tokens: divides a sum, and reduction 'none' makes none; divide the result instead")
+    if isinstance(num_label_tokens, torch.Tensor):
+        refuse_sharded(num_label_tokens=num_label_tokens)
+
+    return Objective(logit_scale=logit_scale, softcap=softcap, label_smoothing=label_smoothing, z_loss=z_loss)
 
 
 def compute(
@@ -105,11 +145,20 @@ def compute(
     reduction: Reduction,
     num_label_tokens: int | torch.Tensor | None,
     accum: Accum,
+    grad_mode: GradMode,
     backend: Backend,
 ) -> torch.Tensor:
     """:func:`linear_cross_entropy` once its options are checked."""
-    autocast = _autocast_dtype(hidden)
+    autocast = autocast_dtype(hidden)
     check_tensors(hidden, weight, labels, bias, autocast)
+    gemm_dtype = autocast or hidden.dtype
+    if grad_mode == "forward" and gemm_dtype == torch.float16:
+        raise ValueError(
+            "grad_mode: 'forward' rounds the gradients to float16 before the backward brings the loss scale, and most "
+            "would be lost; use 'auto' or 'recompute', or compute the loss in bfloat16 or float32"
+        )
+    if accum == "main_grad" and weight.requires_grad and torch.is_grad_enabled():
+        main_grad_of(weight)
     rows = select_rows(labels, ignore_index, weight.shape[0], num_label_tokens)
     divisor = 1.0
     if rows.num_label_tokens is not None:
@@ -118,23 +167,14 @@ def compute(
         divisor = float(max(rows.labels.numel(), 1))
     job = Job(
         objective=objective,
-        gemm_dtype=autocast or hidden.dtype,
+        gemm_dtype=gemm_dtype,
         accum=accum,
+        grad_mode=grad_mode,
         labels=rows.labels,
         rows=rows.index,
         divisor=divisor,
     )
-    flat = hidden.reshape(-1, hidden.shape[-1])
+    flat = hidden.reshape(labels.numel(), weight.shape[1])
     kind = "none" if reduction == "none" else "sum"
     loss = backends.run(backend, job, flat, weight, bias, reduction=kind)
     return loss.reshape(labels.shape) if reduction == "none" else loss
-
-
-def _autocast_dtype(hidden: torch.Tensor) -> torch.dtype | None:
-    """The dtype autocast wants for matrix products here, None where it is off. It never touches fp64."""
-    if not isinstance(hidden, torch.Tensor) or hidden.dtype == torch.float64:
-        return None
-    device = hidden.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return None

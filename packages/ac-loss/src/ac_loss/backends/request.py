@@ -7,7 +7,7 @@ import torch
 
 from ac_loss._job import Job
 from ac_loss._objective import Objective
-from ac_loss.config import Accum
+from ac_loss.config import Accum, GradMode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,7 @@ class Request:
         reduction: ``"sum"``, over some divisor, or ``"none"``.
         objective: what is minimised.
         accum: where the weight gradient is summed.
+        grad_mode: when gradients are computed.
         grad_hidden: whether the gradient of hidden is wanted; likewise ``grad_weight`` and ``grad_bias``.
     """
 
@@ -42,6 +43,7 @@ class Request:
     reduction: Literal["none", "sum"] = "sum"
     objective: Objective = Objective()
     accum: Accum = "fp32"
+    grad_mode: GradMode = "auto"
     grad_hidden: bool = True
     grad_weight: bool = True
     grad_bias: bool = False
@@ -70,6 +72,7 @@ class Request:
             reduction=reduction,
             objective=job.objective,
             accum=job.accum,
+            grad_mode=job.grad_mode,
             grad_hidden=enabled and hidden.requires_grad,
             grad_weight=enabled and weight.requires_grad,
             grad_bias=enabled and bias is not None and bias.requires_grad,

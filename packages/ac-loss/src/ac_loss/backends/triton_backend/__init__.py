@@ -35,6 +35,8 @@ def objections(request: "Request") -> list[str]:
         found += _about_gpu(request.device)
     elif request.device.type != "cpu" or not interpreted():
         found.append(f"its kernels are for NVIDIA GPUs, and the tensors are on {request.device.type}: use 'torch'")
+    if request.grad_mode == "forward":
+        found.append("grad_mode 'forward' keeps gradients, and it recomputes: pass 'auto' or 'recompute', or use 'torch'")
     narrow = (torch.float32, torch.bfloat16, torch.float16)
     if request.gemm_dtype not in narrow:
         found.append(f"its products are fp32, bf16 or fp16, not {request.gemm_dtype}: use 'torch'")
@@ -63,19 +65,19 @@ def _about_gpu(device: torch.device) -> list[str]:
 def extra_bytes(request: "Request") -> int:
     """Bytes beyond inputs and returned gradients that a forward and backward hold at most."""
     count, width, vocab = request.counted, request.hidden_size, request.vocab
+    held = 16 * count + 9 * request.tokens  # labels, and where they are
     if not count:
-        return 0
+        return held
     item = request.gemm_dtype.itemsize
-    copies = 0
-    if request.counted < request.tokens or request.hidden_dtype != request.gemm_dtype:
-        copies += count * width * item
+    if count < request.tokens or request.hidden_dtype != request.gemm_dtype:
+        held += count * width * item
     if request.weight_dtype != request.gemm_dtype:
-        copies += vocab * width * item
+        held += vocab * width * item
     parts, _ = layout.splits(count, vocab)
-    losses, statistics, factors = 4 * count, 8 * count, 12 * count
-    forward = 4 * parts * count * (3 if request.objective.label_smoothing else 2)
-    if not (request.grad_hidden or request.grad_weight or request.grad_bias):
-        return copies + losses + statistics + forward
+    # Statistics of each part, and what merging them needs.
+    forward = 4 * count * (parts * (6 if request.objective.label_smoothing else 3) + 4)
+    if not request.differentiated:
+        return held + forward
     plan = layout.Plan.make(
         tokens=count,
         vocab=vocab,
@@ -83,13 +85,16 @@ def extra_bytes(request: "Request") -> int:
         weight_itemsize=request.weight_dtype.itemsize,
         grad_hidden=request.grad_hidden,
         grad_weight=request.grad_weight,
+        elsewhere=request.accum == "main_grad",
     )
-    backward = factors + plan.rows * plan.columns * item
-    if request.grad_hidden and not plan.borrows:
-        backward += plan.rows * width * 4
+    backward = 28 * count + plan.rows * plan.columns * item
+    if request.grad_hidden:
+        backward += 0 if plan.borrows else plan.rows * width * 4
+        if count < request.tokens and request.hidden_dtype != torch.float32:
+            backward += min(plan.rows, layout.ROWS_WITHOUT_WEIGHT) * width * request.hidden_dtype.itemsize
     if request.grad_bias:
-        backward += vocab * 4
-    return copies + losses + statistics + max(forward, backward)
+        backward += vocab * (4 - request.bias_dtype.itemsize)
+    return held + max(forward, backward)
 
 
 def run(

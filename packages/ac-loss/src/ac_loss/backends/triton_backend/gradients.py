@@ -19,7 +19,7 @@ import torch
 
 from ac_loss._objective import Objective
 from ac_loss.backends.triton_backend.launch import (
-    GradientRows,
+    Factors,
     Operands,
     add_product,
     logit_gradients_,
@@ -31,12 +31,13 @@ from ac_loss.backends.triton_backend.layout import ROWS_WITHOUT_WEIGHT, Plan, sp
 def differentiate(
     operands: Operands,
     objective: Objective,
-    factors: GradientRows,
+    factors: Factors,
     plan: Plan,
     *,
     hidden: torch.Tensor | None,
     index: torch.Tensor | None,
     weight_dtype: torch.dtype | None,
+    into: torch.Tensor | None,
     grad_bias: bool,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """Gradients of hidden ``[N, H]``, weight ``[V, H]`` and bias ``[V]`` (fp32); None where not wanted.
@@ -48,7 +49,8 @@ def differentiate(
         plan: the order of work.
         hidden: the caller's ``[N, H]``, for the shape and dtype of its gradient; None if that is not wanted.
         index: which rows of ``hidden`` count; None if all do.
-        weight_dtype: of the weight's gradient: the operands' or fp32; None if it is not wanted.
+        weight_dtype: of the weight's gradient: the operands' or fp32; None if it is not to be returned.
+        into: ``[V, H]`` fp32, what the weight's gradient is added to instead; None for nowhere.
         grad_bias: whether the bias's gradient is wanted.
     """
     width = operands.hidden.shape[1]
@@ -70,6 +72,8 @@ def differentiate(
                 bias_grad[columns] += block.sum(0, dtype=torch.float32)
             if weight_grad is not None and columns.stop <= plan.kept:
                 write_product(weight_grad[columns], block.t(), part.hidden)
+            if into is not None:
+                add_product(into[columns], block.t(), part.hidden)
             if total is not None:
                 put = add_product if columns.start else write_product
                 put(total[:count], block, operands.weight[columns])

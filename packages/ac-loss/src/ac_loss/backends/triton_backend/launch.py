@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 
 from ac_loss._objective import Objective
+from ac_loss.backends.torch_backend import RowStatistics
 from ac_loss.backends.triton_backend import interpreted, kernels, layout
 
 
@@ -20,18 +21,8 @@ class Operands(NamedTuple):
         return self._replace(hidden=self.hidden[rows], labels=self.labels[rows])
 
 
-class Statistics(NamedTuple):
-    """Of each row's logits, ``[n]`` fp32: the largest, and the sum of ``exp(logit - largest)``."""
-
-    top: torch.Tensor
-    total: torch.Tensor
-
-    def lse(self) -> torch.Tensor:
-        return self.top + self.total.log()
-
-
-def losses(operands: Operands, objective: Objective) -> tuple[torch.Tensor, Statistics]:
-    """Loss of each row, ``[n]`` fp32, and what the backward needs to make its logits' probabilities again."""
+def statistics(operands: Operands, objective: Objective) -> RowStatistics:
+    """Statistics of each row, ``[n]`` fp32, without its logits."""
     count, vocab = operands.labels.numel(), operands.weight.shape[0]
     parts, tiles = layout.splits(count, vocab)
     new = operands.hidden.new_empty
@@ -39,47 +30,53 @@ def losses(operands: Operands, objective: Objective) -> tuple[torch.Tensor, Stat
     sums = new((parts, count), dtype=torch.float32) if objective.label_smoothing else None
     hits = new(count, dtype=torch.float32)
     grid = (-(-count // layout.BLOCK_ROWS), parts)
-    with torch.cuda.device_of(operands.hidden):
+    with torch.cuda.device_of(hits):
         kernels.softmax_statistics[grid](
-            *operands, tops, totals, sums, hits, count, vocab, tiles, **_common(operands, objective), HAS_SUMS=sums is not None
+            *operands,
+            tops,
+            totals,
+            sums,
+            hits,
+            count,
+            vocab,
+            tiles,
+            HAS_SUMS=sums is not None,
+            **_common(operands, objective),
         )
 
-    # Relative to the largest logit, as in Objective: the difference of absolute values loses the loss to an offset.
+    # As everywhere, relative to the row's largest logit.
     top = tops.amax(0)
-    total = (totals * (tops - top).exp_()).sum(0)
-    log_total = total.log()
-    result = (top - hits).mul_(1.0 - objective.label_smoothing).add_(log_total)
+    shift = tops - top
+    mean = None
     if sums is not None:
-        bounds = torch.arange(parts + 1, device=top.device).mul_(tiles * layout.BLOCK_COLUMNS).clamp_(max=vocab)
-        shifted = (sums + (tops - top) * bounds.diff().unsqueeze(1)).sum(0)
-        result.sub_(shifted, alpha=objective.label_smoothing / vocab)
-    if objective.z_loss:
-        result.add_((log_total + top).square_(), alpha=objective.z_loss)
-    return result, Statistics(top, total)
+        edges = torch.arange(parts + 1, device=top.device).mul_(tiles * layout.BLOCK_COLUMNS).clamp_(max=vocab)
+        mean = (sums + shift * edges.diff().unsqueeze(1)).sum(0) / vocab
+    log_total = totals.mul_(shift.exp_()).sum(0).log_()
+    return RowStatistics(top=top, log_total=log_total, label=hits.sub_(top), mean=mean, argmax=None)
 
 
-class GradientRows(NamedTuple):
-    """Factors of each row's logit gradient, ``[n]`` fp32; see :func:`gradient_rows`."""
+class Factors(NamedTuple):
+    """What the gradient of a row of logits is made of, ``[n]`` fp32: ``exp(s - top) * scale - pull * share``."""
 
     top: torch.Tensor
     scale: torch.Tensor
     pull: torch.Tensor
 
-    def rows(self, rows: slice) -> "GradientRows":
-        return GradientRows(*(part[rows] for part in self))
+    @classmethod
+    def of(cls, top: torch.Tensor, log_total: torch.Tensor, objective: Objective, upstream: torch.Tensor) -> "Factors":
+        """Of the gradient of ``sum(upstream * losses)`` in ``W h``, but for the softcap's slope."""
+        pull = upstream.float() * objective.logit_scale
+        scale = pull * (-log_total).exp_()
+        if objective.z_loss:
+            scale.mul_((log_total + top).mul_(2.0 * objective.z_loss).add_(1.0))
+        return cls(top, scale, pull)
 
-
-def gradient_rows(statistics: Statistics, objective: Objective, upstream: torch.Tensor) -> GradientRows:
-    """What is common to a row of the gradient of ``sum(upstream * losses)`` in ``W h``."""
-    pull = upstream.float() * objective.logit_scale
-    scale = pull / statistics.total
-    if objective.z_loss:
-        scale = scale * (1.0 + 2.0 * objective.z_loss * statistics.lse())
-    return GradientRows(statistics.top, scale.contiguous(), pull.contiguous())
+    def rows(self, rows: slice) -> "Factors":
+        return Factors(*(part[rows] for part in self))
 
 
 def logit_gradients_(
-    out: torch.Tensor, operands: Operands, objective: Objective, rows: GradientRows, columns: slice
+    out: torch.Tensor, operands: Operands, objective: Objective, factors: Factors, columns: slice
 ) -> torch.Tensor:
     """Write the gradient in the logits of the classes ``columns`` to ``out [n, classes]``, contiguous along classes."""
     count, width = operands.labels.numel(), columns.stop - columns.start
@@ -88,7 +85,7 @@ def logit_gradients_(
     with torch.cuda.device_of(out):
         kernels.logit_gradients[(programs,)](
             *operands,
-            *rows,
+            *factors,
             out,
             count,
             columns.start,

@@ -56,15 +56,24 @@ class Plan:
 
     @classmethod
     def make(
-        cls, *, tokens: int, vocab: int, hidden_size: int, weight_itemsize: int, grad_hidden: bool, grad_weight: bool
+        cls,
+        *,
+        tokens: int,
+        vocab: int,
+        hidden_size: int,
+        weight_itemsize: int,
+        grad_hidden: bool,
+        grad_weight: bool,
+        elsewhere: bool,
     ) -> "Plan":
+        """The plan for ``tokens`` rows that count; ``elsewhere`` if the weight's gradient goes into ``main_grad``."""
         rows = tokens if grad_weight else min(tokens, ROWS_WITHOUT_WEIGHT)
         elements = hidden_size * (vocab * grad_weight + tokens * grad_hidden)
         share = int(SCRATCH_SHARE * elements) // rows // LEAST_COLUMNS * LEAST_COLUMNS
         columns = min(max(share, LEAST_COLUMNS), MOST_COLUMNS)
         kept = vocab
         borrowed = -(-4 * tokens // weight_itemsize)
-        if grad_hidden and grad_weight and borrowed <= vocab:
+        if grad_hidden and grad_weight and not elsewhere and borrowed <= vocab:
             kept = (vocab - borrowed) // columns * columns
         return cls(tokens=tokens, vocab=vocab, rows=rows, columns=min(columns, vocab), kept=kept)
 
