@@ -19,7 +19,7 @@ def nothing_installed(monkeypatch):
 @pytest.mark.parametrize("name", backends.NAMES)
 def test_every_backend_has_the_same_face(name, ask):
     backend = backends.load(name)
-    assert backend.NAME == name
+    assert name == backend.NAME
     assert backend.OPT_IN is None or name in ("liger", "cce", "native")
     assert all(isinstance(reason, str) for reason in backend.objections(ask()))
     assert backend.extra_bytes(ask()) > 0
