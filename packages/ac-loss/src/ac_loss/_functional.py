@@ -1,5 +1,6 @@
 """The public function: checks at the door, then a backend."""
 
+import math
 from typing import Literal, get_args
 
 import torch
@@ -9,7 +10,16 @@ from ac_loss._main_grad import main_grad_of
 from ac_loss._objective import Objective
 from ac_loss._validation import autocast_dtype, check_tensors, refuse_sharded, select_rows
 from ac_loss.backends import torch_backend
-from ac_loss.config import Accum, Backend, GradMode, check_choice, check_grad_mode, check_integer, check_number
+from ac_loss.config import (
+    Accum,
+    Backend,
+    GradMode,
+    check_choice,
+    check_flag,
+    check_grad_mode,
+    check_integer,
+    check_number,
+)
 
 Reduction = Literal["none", "sum", "mean"]
 
@@ -30,6 +40,7 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
     *,
     logit_scale: float = 1.0,
     grad_mode: GradMode = "auto",
+    strict_nan: bool = False,
 ) -> torch.Tensor:
     """Cross-entropy of ``hidden @ weight.T + bias`` against ``labels``, without allocating ``[tokens, vocab]``.
 
@@ -60,6 +71,8 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         grad_mode: ``"forward"`` computes the gradients with the loss and keeps them for the backward: three GEMMs. Not
             for ``"none"``, nor in fp16. ``"recompute"`` keeps nothing but the inputs and computes the logits again in
             the backward: four GEMMs, and the least memory at any time. ``"auto"`` is ``"forward"`` where possible.
+        strict_nan: whether the mean over no label at all is NaN, as in ``torch.nn.functional.cross_entropy``, instead
+            of 0; the gradients are exactly 0 either way.
 
     Returns:
         The loss in fp32, or fp64 for fp64 inputs: a scalar, or for ``"none"`` the shape of ``labels``. Gradients come
@@ -80,6 +93,7 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
     check_number("z_loss", z_loss)
     check_number("logit_scale", logit_scale, above_zero=True)
     check_grad_mode(grad_mode, reduction)
+    check_flag("strict_nan", strict_nan)
     if reduction == "none" and num_label_tokens is not None:
         raise ValueError("num_label_tokens: divides a sum, and reduction 'none' makes none; divide the result instead")
     if isinstance(num_label_tokens, torch.Tensor):
@@ -100,6 +114,7 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         num_label_tokens=num_label_tokens,
         accum=accum,
         grad_mode=grad_mode,
+        strict_nan=strict_nan,
     )
 
 
@@ -115,6 +130,7 @@ def compute(
     num_label_tokens: int | torch.Tensor | None,
     accum: Accum,
     grad_mode: GradMode,
+    strict_nan: bool,
 ) -> torch.Tensor:
     """:func:`linear_cross_entropy` once its options are checked."""
     autocast = autocast_dtype(hidden)
@@ -145,4 +161,7 @@ def compute(
     flat = hidden.reshape(labels.numel(), weight.shape[1])
     kind = "none" if reduction == "none" else "sum"
     loss = torch_backend.run(job, flat, weight, bias, reduction=kind)
-    return loss.reshape(labels.shape) if reduction == "none" else loss
+    if reduction == "none":
+        return loss.reshape(labels.shape)
+    nothing = strict_nan and reduction == "mean" and num_label_tokens is None and not rows.labels.numel()
+    return loss + math.nan if nothing else loss
