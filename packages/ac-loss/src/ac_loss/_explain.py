@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass
 import torch
 
 from ac_loss import backends
-from ac_loss._functional import Reduction, check_options
+from ac_loss._functional import Reduction, check_gemm_dtype, check_options
 from ac_loss._validation import autocast_dtype, check_tensors, select_rows
 from ac_loss.backends import Request
-from ac_loss.config import Accum, Backend, GradMode
+from ac_loss.config import Accum, Backend, GradMode, check_flag
 
 GIB = 2**30
 
@@ -92,6 +92,7 @@ def explain(  # noqa: PLR0917 - as the function that it explains
     *,
     logit_scale: float = 1.0,
     grad_mode: GradMode = "auto",
+    strict_nan: bool = False,
     device: torch.device | str | None = None,
 ) -> Explanation:
     """What :func:`ac_loss.linear_cross_entropy` would do with the same arguments.
@@ -103,7 +104,7 @@ def explain(  # noqa: PLR0917 - as the function that it explains
         hidden: ``[..., hidden_size]``.
         weight: ``[vocab, hidden_size]``.
         labels: ``[...]``; None, or on ``meta``, to take every token for one that counts.
-        bias: as in the call; likewise ``ignore_index`` to ``grad_mode``.
+        bias: as in the call; likewise ``ignore_index`` to ``strict_nan``.
         device: where the call would be made; None for where ``hidden`` is, and for tensors on ``meta`` the accelerator
             of this machine, or its CPU.
 
@@ -125,9 +126,12 @@ def explain(  # noqa: PLR0917 - as the function that it explains
         grad_mode=grad_mode,
         num_label_tokens=num_label_tokens,
     )
+    check_flag("strict_nan", strict_nan)
     place = _place(hidden, device)
     autocast = autocast_dtype(hidden, place.type)
     check_tensors(hidden, weight, labels, bias, autocast)
+    gemm_dtype = autocast or hidden.dtype
+    check_gemm_dtype(gemm_dtype, grad_mode)
     tokens = hidden.shape[:-1].numel()
     counted = tokens
     if labels is not None and not labels.is_meta:
@@ -141,7 +145,7 @@ def explain(  # noqa: PLR0917 - as the function that it explains
         hidden_dtype=hidden.dtype,
         weight_dtype=weight.dtype,
         bias_dtype=None if bias is None else bias.dtype,
-        gemm_dtype=autocast or hidden.dtype,
+        gemm_dtype=gemm_dtype,
         device=place,
         reduction="none" if reduction == "none" else "sum",
         objective=objective,

@@ -1,5 +1,6 @@
 """The public function: checks at the door, then a backend."""
 
+import math
 from typing import Literal, get_args
 
 import torch
@@ -9,7 +10,16 @@ from ac_loss._job import Job
 from ac_loss._main_grad import main_grad_of
 from ac_loss._objective import Objective
 from ac_loss._validation import autocast_dtype, check_tensors, refuse_sharded, select_rows
-from ac_loss.config import Accum, Backend, GradMode, check_choice, check_grad_mode, check_integer, check_number
+from ac_loss.config import (
+    Accum,
+    Backend,
+    GradMode,
+    check_choice,
+    check_flag,
+    check_grad_mode,
+    check_integer,
+    check_number,
+)
 
 Reduction = Literal["none", "sum", "mean"]
 
@@ -30,6 +40,7 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
     *,
     logit_scale: float = 1.0,
     grad_mode: GradMode = "auto",
+    strict_nan: bool = False,
 ) -> torch.Tensor:
     """Cross-entropy of ``hidden @ weight.T + bias`` against ``labels``, without allocating ``[tokens, vocab]``.
 
@@ -62,6 +73,8 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         grad_mode: ``"forward"`` computes the gradients with the loss and keeps them for the backward: three GEMMs. Not
             for ``"none"``, nor in fp16. ``"recompute"`` keeps nothing but the inputs and computes the logits again in
             the backward: four GEMMs, and the least memory at any time. ``"auto"`` is ``"forward"`` where possible.
+        strict_nan: whether the mean over no label at all is NaN, as in ``torch.nn.functional.cross_entropy``, instead
+            of 0; the gradients are exactly 0 either way.
 
     Returns:
         The loss in fp32, or fp64 for fp64 inputs: a scalar, or for ``"none"`` the shape of ``labels``. Gradients come
@@ -84,6 +97,7 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         grad_mode=grad_mode,
         num_label_tokens=num_label_tokens,
     )
+    check_flag("strict_nan", strict_nan)
     compute_here = compute
     if torch.compiler.is_compiling():
         from ac_loss._uncompiled import compute as compute_here
@@ -99,6 +113,7 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         accum=accum,
         grad_mode=grad_mode,
         backend=backend,
+        strict_nan=strict_nan,
     )
 
 
@@ -134,6 +149,15 @@ def check_options(
     return Objective(logit_scale=logit_scale, softcap=softcap, label_smoothing=label_smoothing, z_loss=z_loss)
 
 
+def check_gemm_dtype(gemm_dtype: torch.dtype, grad_mode: GradMode) -> None:
+    """Raise ``ValueError`` where gradients would be lost before they are scaled."""
+    if grad_mode == "forward" and gemm_dtype == torch.float16:
+        raise ValueError(
+            "grad_mode: 'forward' rounds the gradients to float16 before the backward brings the loss scale, and most "
+            "would be lost; use 'auto' or 'recompute', or compute the loss in bfloat16 or float32"
+        )
+
+
 def compute(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -147,16 +171,13 @@ def compute(
     accum: Accum,
     grad_mode: GradMode,
     backend: Backend,
+    strict_nan: bool,
 ) -> torch.Tensor:
     """:func:`linear_cross_entropy` once its options are checked."""
     autocast = autocast_dtype(hidden)
     check_tensors(hidden, weight, labels, bias, autocast)
     gemm_dtype = autocast or hidden.dtype
-    if grad_mode == "forward" and gemm_dtype == torch.float16:
-        raise ValueError(
-            "grad_mode: 'forward' rounds the gradients to float16 before the backward brings the loss scale, and most "
-            "would be lost; use 'auto' or 'recompute', or compute the loss in bfloat16 or float32"
-        )
+    check_gemm_dtype(gemm_dtype, grad_mode)
     if accum == "main_grad" and weight.requires_grad and torch.is_grad_enabled():
         main_grad_of(weight)
     rows = select_rows(labels, ignore_index, weight.shape[0], num_label_tokens)
@@ -177,4 +198,7 @@ def compute(
     flat = hidden.reshape(labels.numel(), weight.shape[1])
     kind = "none" if reduction == "none" else "sum"
     loss = backends.run(backend, job, flat, weight, bias, reduction=kind)
-    return loss.reshape(labels.shape) if reduction == "none" else loss
+    if reduction == "none":
+        return loss.reshape(labels.shape)
+    nothing = strict_nan and reduction == "mean" and num_label_tokens is None and not rows.labels.numel()
+    return loss + math.nan if nothing else loss
