@@ -1,5 +1,6 @@
 """Which backend would compute a call, why the others would not, and what it costs. Nothing is computed."""
 
+import textwrap
 from dataclasses import asdict, dataclass
 
 import torch
@@ -67,7 +68,8 @@ class Explanation:
         ]
         column = max(map(len, self.reasons))
         for name, reasons in self.reasons.items():
-            lines += [f"  {name if i == 0 else '':<{column}}  {reason}" for i, reason in enumerate(reasons)]
+            told = [part for reason in reasons for part in textwrap.wrap(f"- {reason}", 96, subsequent_indent="  ")]
+            lines += [f"  {'' if i else name:<{column}}  {part}" for i, part in enumerate(told)]
         return "\n".join(lines)
 
 
@@ -160,7 +162,7 @@ def explain(  # noqa: PLR0917 - as the function that it explains
     return Explanation(
         backend=chosen,
         device=place.type,
-        reasons={name: _reasons(request, name, asked=backend, chosen=chosen) for name in backends.NAMES if name != chosen},
+        reasons={name: _reasons(request, name, backend, chosen) for name in backends.NAMES if name != chosen},
         extra_bytes=backends.load(chosen).extra_bytes(request),
         plain_bytes=PLAIN_BYTES_PER_LOGIT * tokens * request.vocab,
         gradient_bytes=sum(t.numel() * t.element_size() for t in returned),
@@ -180,11 +182,11 @@ def _place(hidden: torch.Tensor, device: torch.device | str | None) -> torch.dev
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
-def _reasons(request: Request, name: str, *, asked: str, chosen: str) -> tuple[str, ...]:
+def _reasons(request: Request, name: str, asked: str, chosen: str) -> tuple[str, ...]:
     backend = backends.load(name)
     found = backend.objections(request)
     if backend.OPT_IN is not None:
         found = [*found, f"only if asked for by name: {backend.OPT_IN}"]
     if not found:
-        found = [f"{asked!r} was asked for" if asked != "auto" else f"{chosen!r} is preferred where it can run"]
+        found = [f"{chosen!r} is preferred where it can run" if asked == "auto" else f"{asked!r} was asked for"]
     return tuple(found)

@@ -130,7 +130,7 @@ def check_options(
     grad_mode: GradMode,
     num_label_tokens: int | torch.Tensor | None,
 ) -> Objective:
-    """What is minimised; raises ``ValueError`` on options of :func:`linear_cross_entropy` that are wrong by themselves."""
+    """What is minimised; raises ``ValueError`` on options of the loss that are wrong by themselves."""
     check_choice("backend", backend, get_args(Backend))
     check_choice("accum", accum, get_args(Accum))
     check_choice("reduction", reduction, get_args(Reduction))

@@ -14,7 +14,13 @@ from ac_loss._objective import Objective
 from ac_loss.backends import Request
 from ac_loss.backends.triton_backend import layout
 
-NEEDS = {"torch": (), "native": (), "triton": ("triton",), "liger": ("liger_kernel", "triton"), "cce": ("cut_cross_entropy", "triton")}
+NEEDS = {
+    "torch": (),
+    "native": (),
+    "triton": ("triton",),
+    "liger": ("liger_kernel", "triton"),
+    "cce": ("cut_cross_entropy", "triton"),
+}
 
 
 @pytest.fixture(params=list(NEEDS))

@@ -1,4 +1,6 @@
 import importlib.util
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -25,6 +27,15 @@ def test_every_backend_has_the_same_face(name, ask):
     assert backend.extra_bytes(ask()) > 0
     assert backend.extra_bytes(ask(counted=0)) < 2**20
     assert callable(backend.run)
+
+
+def test_loading_a_backend_loads_none_of_its_libraries():
+    code = (
+        "import sys; from ac_loss import backends; [backends.load(name) for name in backends.NAMES]; "
+        "print(sorted({'triton', 'liger_kernel', 'cut_cross_entropy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "[]\n"
 
 
 @pytest.mark.usefixtures("nothing_installed")

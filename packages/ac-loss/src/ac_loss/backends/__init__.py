@@ -1,7 +1,7 @@
 """Implementations of the loss, and which of them computes a call.
 
-Each computes a :class:`ac_loss._job.Job` on tensors that are already checked. ``torch`` computes everything anywhere and
-is what the others are measured by.
+Each computes a :class:`ac_loss._job.Job` on tensors that are already checked. ``torch`` computes everything anywhere;
+the others are measured by it.
 """
 
 import importlib

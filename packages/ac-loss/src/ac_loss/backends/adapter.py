@@ -19,12 +19,10 @@ if TYPE_CHECKING:
     from ac_loss.backends.request import Request
 
 Total = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor], torch.Tensor]
-"""Sum of the losses from hidden ``[n, H]``, weight ``[V, H]``, bias ``[V]`` or None, all of one dtype, labels ``[n]``."""
+"""Sum of the losses of hidden ``[n, H]``, weight ``[V, H]``, bias ``[V]`` or None, all of one dtype, labels ``[n]``."""
 
 
-def run(
-    total: Total, job: Job, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+def run(total: Total, job: Job, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """The sum of the losses over the job's divisor, a scalar; at least one row counts."""
     inputs = (hidden, weight, bias)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
@@ -42,7 +40,7 @@ def _operands(
 
 class _GradInForward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, weight, bias, job, total):
+    def forward(ctx, hidden, weight, bias, job, total):  # noqa: PLR0917 - autograd functions take no keywords
         wanted = ctx.needs_input_grad[:3]
         leaves = [None if t is None else t.detach() for t in _operands(job, hidden, weight, bias)]
         # Hidden always: some compute the weight's gradient only along with it.

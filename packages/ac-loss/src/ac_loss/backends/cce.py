@@ -46,7 +46,7 @@ def objections(request: "Request") -> list[str]:
 
 
 def extra_bytes(request: "Request") -> int:
-    """An estimate, after cut-cross-entropy 25.1.1: some numbers a token for the kernels, the logits for torch_compile."""
+    """An estimate, after cut-cross-entropy 25.1.1: a few numbers a token for its kernels, else the logits."""
     kernels = request.device.type == "cuda"
     own = 12 * request.counted if kernels else request.counted * request.vocab * request.gemm_dtype.itemsize
     return adapter.extra_bytes(request, own)
@@ -58,7 +58,7 @@ def run(
     weight: torch.Tensor,
     bias: None,
     *,
-    reduction: Literal["sum"],
+    reduction: Literal["sum"],  # noqa: ARG001 - others are refused
 ) -> torch.Tensor:
     """The loss on checked inputs with a row that counts; see :class:`ac_loss.backends.Backend`."""
     from cut_cross_entropy import linear_cross_entropy

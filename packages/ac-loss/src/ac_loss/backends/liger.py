@@ -18,7 +18,8 @@ OPT_IN = (
     "it rounds logits to the products' dtype and takes the loss as a difference of absolute values, which a large "
     "offset common to all logits swallows"
 )
-_NEEDED = {"_input", "weight", "target", "bias", "lse_square_scale", "label_smoothing", "reduction", "softcap", "accum_dtype"}
+_NEEDED = {"_input", "weight", "target", "bias", "label_smoothing", "lse_square_scale", "reduction", "softcap"}
+_NEEDED |= {"accum_dtype"}  # from 0.6 on
 
 
 def _function() -> type[torch.autograd.Function]:
@@ -62,7 +63,7 @@ def run(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     *,
-    reduction: Literal["sum"],
+    reduction: Literal["sum"],  # noqa: ARG001 - others are refused
 ) -> torch.Tensor:
     """The loss on checked inputs with a row that counts; see :class:`ac_loss.backends.Backend`."""
     function = _function()

@@ -60,7 +60,7 @@ def run(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     *,
-    reduction: Literal["sum"],
+    reduction: Literal["sum"],  # noqa: ARG001 - others are refused
 ) -> torch.Tensor:
     """The loss on checked inputs with a row that counts; see :class:`ac_loss.backends.Backend`."""
 

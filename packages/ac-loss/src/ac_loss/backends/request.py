@@ -1,6 +1,6 @@
 """The facts about a call that decide which backend may compute it and what that costs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -41,7 +41,7 @@ class Request:
     gemm_dtype: torch.dtype
     device: torch.device
     reduction: Literal["none", "sum"] = "sum"
-    objective: Objective = Objective()
+    objective: Objective = field(default_factory=Objective)
     accum: Accum = "fp32"
     grad_mode: GradMode = "auto"
     grad_hidden: bool = True

@@ -15,9 +15,10 @@ from triton.compiler import ASTSource
 from ac_loss.backends.triton_backend import kernels, layout
 
 capability = int(sys.argv[1])
-flags = {"HAS_BIAS": True, "HAS_SOFTCAP": True, "HAS_SUMS": True, "EVEN": True, "UPCAST": False, "GROUP": layout.GROUP,
-         "BLOCK_ROWS": layout.BLOCK_ROWS, "BLOCK_COLUMNS": layout.BLOCK_COLUMNS, "BLOCK_WIDTH": layout.block_width(2048, 2),
-         "hidden_stride": 1, "weight_stride": 1}
+flags = {"HAS_BIAS": True, "HAS_SOFTCAP": True, "HAS_SUMS": True, "EVEN": True, "UPCAST": False,
+         "GROUP": layout.GROUP,
+         "BLOCK_ROWS": layout.BLOCK_ROWS, "BLOCK_COLUMNS": layout.BLOCK_COLUMNS,
+         "BLOCK_WIDTH": layout.block_width(2048, 2), "hidden_stride": 1, "weight_stride": 1}
 floats = {"logit_scale", "softcap", "label_share", "other_share"}
 integers = {"tokens", "vocab", "tiles", "first", "last", "hidden_size"}
 narrow = {"hidden", "weight", "bias", "out"}
@@ -36,7 +37,8 @@ for kernel in (kernels.softmax_statistics, kernels.logit_gradients):
     built = triton.compile(ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned),
                            target=GPUTarget("cuda", capability, 32),
                            options={"num_warps": layout.WARPS, "num_stages": layout.STAGES})
-    print(kernel.__name__, built.metadata.shared, "mma" in built.asm["ptx"], len(built.asm["cubin"]) > 0, "atom" in built.asm["ptx"])
+    ptx = built.asm["ptx"]
+    print(kernel.__name__, built.metadata.shared, "mma" in ptx, len(built.asm["cubin"]) > 0, "atom" in ptx)
 """
 
 

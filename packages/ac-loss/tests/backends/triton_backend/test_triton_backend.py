@@ -73,7 +73,8 @@ def test_the_softcap_is_exact_near_zero_and_far_out(device):
 @pytest.mark.usefixtures("small_tiles")
 def test_a_common_offset_leaves_the_loss(device):
     hidden, weight = torch.full((1, 1), 1e8, device=device), torch.ones(40, 1, device=device)
-    loss = linear_cross_entropy(hidden, weight, torch.tensor([17], device=device), label_smoothing=0.1, backend="triton")
+    labels = torch.tensor([17], device=device)
+    loss = linear_cross_entropy(hidden, weight, labels, label_smoothing=0.1, backend="triton")
     assert loss.item() == pytest.approx(torch.tensor(40.0).log().item(), rel=1e-6)
 
 
@@ -130,7 +131,9 @@ class NoKernel:
 @pytest.mark.parametrize("frozen", [None, "hidden", "weight"])
 @pytest.mark.parametrize("ignored", [0.0, 0.3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_estimate_is_what_it_holds(draw, peak_bytes, ask, monkeypatch, frozen, ignored, dtype):
+def test_the_estimate_is_what_it_holds(  # noqa: PLR0917 - fixtures
+    draw, peak_bytes, ask, monkeypatch, frozen, ignored, dtype
+):
     if torch.cuda.is_available():
         pytest.skip("counts the CPU's allocations")
     for name in ("softmax_statistics", "logit_gradients"):

@@ -20,19 +20,17 @@ def extra_bytes(request: "Request") -> int:
     place, unless the graph is kept or saved-tensor hooks look at it; then they exist twice.
     """
     labels = 16 * request.counted + 9 * request.tokens
-    recompute = (
-        request.reduction == "none" or request.grad_mode == "recompute" or request.gemm_dtype == torch.float16
-    )
+    recompute = request.reduction == "none" or request.grad_mode == "recompute" or request.gemm_dtype == torch.float16
     if not recompute:
-        return labels + (_sweep(request) if request.differentiated else _losses(request))
+        return labels + (_sweep(request) if request.differentiated else sum(_losses(request)))
     most = _statistics_forward(request)
     if request.differentiated:
         most = max(most, _statistics_backward(request))
     return labels + most
 
 
-def _losses(request: "Request") -> int:
-    """``sweep._sweep``: what lasts through all chunks, and what one chunk adds, but for the gradients."""
+def _losses(request: "Request") -> tuple[int, int]:
+    """``sweep._sweep`` but for the gradients: what lasts through all chunks, and what comes on top for a moment."""
     count, vocab, item, wide = request.counted, request.vocab, request.gemm_dtype.itemsize, _wide(request)
     size = chunk_rows(count, vocab, item)
     height = min(size, count, block_rows(request.device.type, vocab * wide))
@@ -43,7 +41,8 @@ def _losses(request: "Request") -> int:
         held += vocab * request.hidden_size * item
     if request.bias_dtype is not None and request.bias_dtype.itemsize != wide:
         held += vocab * wide
-    return held + _chunk(request, size, more=count > size)
+    chunk, moment = _chunk(request, size, again=count > size)
+    return held + chunk, moment
 
 
 def _sweep(request: "Request") -> int:
@@ -52,35 +51,36 @@ def _sweep(request: "Request") -> int:
     item, wide = request.gemm_dtype.itemsize, _wide(request)
     size = min(chunk_rows(count, vocab, item), count)
     several = count > size
-    held = request.grad_bias * vocab * wide
-    elementwise = min(size, block_rows(request.device.type, vocab * wide)) * vocab * wide
-    elementwise = max(elementwise * (request.objective.softcap is not None), held)
+    held, moment = _losses(request)
+    bias = request.grad_bias * vocab * wide
+    slope = 0
+    if request.objective.softcap is not None:
+        slope = min(size, block_rows(request.device.type, vocab * wide)) * vocab * wide
+    elementwise = max(moment, slope, bias)
     product = request.grad_hidden * size * width * item
-    if request.grad_hidden and request.hidden_dtype != request.gemm_dtype and count < request.tokens:
+    if product and request.hidden_dtype != request.gemm_dtype and count < request.tokens:
         product += size * width * request.hidden_dtype.itemsize
-
-    weight_sum = slab = 0
+    weight = slab = 0
     if request.grad_weight:
         sum_item = _sum_itemsize(request) if several else item
-        weight_sum = vocab * width * sum_item
-        if sum_item != item:
-            slab = _slab(request, vocab)
-    first, later = max(elementwise, product + slab + weight_sum), weight_sum + max(elementwise, product + slab)
-    during = _losses(request) + held + (later if several else first)
+        weight = vocab * width * sum_item
+        slab = _slab(request, vocab) if sum_item != item else 0
+    first = max(elementwise, product + weight + slab)
+    later = max(first, weight + elementwise) if several else first
 
-    kept = weight_sum
-    converted = 0
-    if request.grad_weight and request.accum != "main_grad" and weight_sum != _returned_weight(request):
-        converted = _returned_weight(request)
-    after = held + kept + converted
-    returned = _returned_weight(request) + request.grad_bias * vocab * (request.bias_dtype or request.gemm_dtype).itemsize
-    return max(during, after) - (returned if request.accum != "main_grad" else returned - _returned_weight(request))
+    kept = request.accum == "main_grad"
+    returned = 0 if kept else request.grad_weight * vocab * width * request.weight_dtype.itemsize
+    after = weight + (returned if weight != returned else 0)
+    if request.grad_bias:
+        returned += vocab * request.bias_dtype.itemsize
+    return bias + max(held + later, after) - returned
 
 
 def _statistics_forward(request: "Request") -> int:
     """``statistics._RowStatistics.forward``."""
     numbers = 4 if request.objective.label_smoothing else 3
-    return _tiles(request) + 2 * numbers * request.counted * _wide(request)
+    held, moment = _tiles(request, again=False)
+    return held + max(moment, 2 * numbers * request.counted * _wide(request))
 
 
 def _statistics_backward(request: "Request") -> int:
@@ -88,52 +88,56 @@ def _statistics_backward(request: "Request") -> int:
     count, vocab, width = request.counted, request.vocab, request.hidden_size
     item, wide = request.gemm_dtype.itemsize, _wide(request)
     rows, columns = tile_shape(count, vocab, wide, request.device.type)
-    held = _tiles(request, again=True) + 7 * count * wide
+    several = count > rows
+    held, moment = _tiles(request, again=True)
+    held += 7 * count * wide
     slope = rows * columns * wide * (request.objective.softcap is not None)
     slab = _slab(request, rows) if request.grad_hidden and item != wide else 0
     block = rounding = 0
     if request.grad_weight and request.accum != "main_grad":
-        several = count > rows
         sum_item = _sum_itemsize(request) if several else item
         block = columns * width * sum_item
-        rounding = columns * width * request.weight_dtype.itemsize * (sum_item != request.weight_dtype.itemsize)
+        if sum_item != request.weight_dtype.itemsize:
+            rounding = columns * width * request.weight_dtype.itemsize
         if several and sum_item != item:
             rounding = max(rounding, _slab(request, columns))
-    during = held + max(block + max(slope, slab) if count > rows else max(slope, slab), block + rounding)
+    during = held + max(block * several + max(moment, slope, slab), block + rounding)
     # The last block's names outlive the loop.
     after = held + block
     if request.grad_hidden:
         total = count * width * wide
         rounded = count * width * request.hidden_dtype.itemsize * (request.hidden_dtype.itemsize != wide)
-        spread = request.tokens * width * request.hidden_dtype.itemsize * (count < request.tokens)
         returned = request.tokens * width * request.hidden_dtype.itemsize
+        spread = returned * (count < request.tokens)
         # While tiles are worked on, the gradient that is returned in the end does not exist yet.
         during += total - returned
-        after += total + rounded + spread - returned
-    if request.grad_bias:
-        during += vocab * wide
-        after += vocab * wide
-    return max(during, after)
+        after += max(total + rounded, (rounded or total) + spread) - returned
+    bias = request.grad_bias * vocab * wide
+    return bias + max(during, after)
 
 
-def _tiles(request: "Request", *, again: bool = False) -> int:
-    """``tiles.Tiles``: its buffers, and the operands of one tile where they are copies; ``again`` if each is made for every tile."""
+def _tiles(request: "Request", *, again: bool) -> tuple[int, int]:
+    """``tiles.Tiles``: its buffers and one tile's operands where these are copies, and what making them adds."""
     count, width = request.counted, request.hidden_size
     item, wide = request.gemm_dtype.itemsize, _wide(request)
     rows, columns = tile_shape(count, request.vocab, wide, request.device.type)
-    held = rows * columns * (item + wide * (item != wide)) + _chunk(request, rows, more=again or count > rows)
+    chunk, moment = _chunk(request, rows, again=again or count > rows)
+    held = rows * columns * (item + wide * (item != wide)) + chunk
     if request.weight_dtype != request.gemm_dtype:
         held += columns * width * item
-    return held
+    return held, moment
 
 
-def _chunk(request: "Request", rows: int, *, more: bool) -> int:
-    """The hidden states of some rows where they must be picked out or converted; the next ones are made before they go."""
-    rows = min(rows, request.counted)
-    picked = rows * request.hidden_size * request.hidden_dtype.itemsize * (request.counted < request.tokens)
-    converted = rows * request.hidden_size * request.gemm_dtype.itemsize * (request.hidden_dtype != request.gemm_dtype)
+def _chunk(request: "Request", rows: int, *, again: bool) -> tuple[int, int]:
+    """Hidden states of some rows where they are picked out or converted, and what is beside them when they are made.
+
+    That is what they are converted from, and the ones before if they are made more than once.
+    """
+    elements = min(rows, request.counted) * request.hidden_size
+    picked = elements * request.hidden_dtype.itemsize * (request.counted < request.tokens)
+    converted = elements * request.gemm_dtype.itemsize * (request.hidden_dtype != request.gemm_dtype)
     lasting = converted or picked
-    return max(lasting, picked + converted) + lasting * more
+    return lasting, picked * (converted > 0) + lasting * again
 
 
 def _slab(request: "Request", rows: int) -> int:
@@ -149,8 +153,5 @@ def _wide(request: "Request") -> int:
 
 def _sum_itemsize(request: "Request") -> int:
     """Of the dtype that the weight's gradient is summed in over chunks."""
-    return request.weight_dtype.itemsize if request.accum == "param" else max(_wide(request), request.weight_dtype.itemsize)
-
-
-def _returned_weight(request: "Request") -> int:
-    return request.grad_weight * request.vocab * request.hidden_size * request.weight_dtype.itemsize
+    own = request.weight_dtype.itemsize
+    return own if request.accum == "param" else max(own, _wide(request))

@@ -36,7 +36,7 @@ def objections(request: "Request") -> list[str]:
     elif request.device.type != "cpu" or not interpreted():
         found.append(f"its kernels are for NVIDIA GPUs, and the tensors are on {request.device.type}: use 'torch'")
     if request.grad_mode == "forward":
-        found.append("grad_mode 'forward' keeps gradients, and it recomputes: pass 'auto' or 'recompute', or use 'torch'")
+        found.append("it recomputes, and grad_mode is 'forward': pass 'auto' or 'recompute', or use 'torch'")
     narrow = (torch.float32, torch.bfloat16, torch.float16)
     if request.gemm_dtype not in narrow:
         found.append(f"its products are fp32, bf16 or fp16, not {request.gemm_dtype}: use 'torch'")

@@ -4,6 +4,7 @@ Both make a tile of logits on tensor cores with fp32 sums and never store it. Ro
 Offsets are 64-bit: tokens times vocabulary passes 2**31 at real sizes. This module needs triton; the interpreter
 (``TRITON_INTERPRET=1``) runs it on CPU tensors.
 """
+# ruff: noqa: N803, PLR0917 - compile-time constants are in capitals, and a kernel takes no structures
 
 import triton
 import triton.language as tl
@@ -109,8 +110,8 @@ def softmax_statistics(
     """One block of rows, ``tiles`` tiles of the vocabulary one after the other, merged as they come.
 
     Writes for each split of the vocabulary and each row, ``[splits, tokens]``: ``tops`` the largest logit, ``totals``
-    the sum of ``exp(logit - top)``, ``sums`` the sum of ``logit - top``. Writes ``hits [tokens]``, the label's logit, in
-    the one split that holds it. So every element has one writer: no locks, no atomics, the same bits every time.
+    the sum of ``exp(logit - top)``, ``sums`` the sum of ``logit - top``. The one split that holds a row's label writes
+    its logit to ``hits [tokens]``. So every element has one writer: no locks, no atomics, the same bits every time.
     """
     # Programs that run together differ in their rows, and read the same columns of the weight from L2.
     split = tl.program_id(1)
@@ -129,7 +130,7 @@ def softmax_statistics(
     for start in range(first, last, BLOCK_COLUMNS):
         columns = start + tl.arange(0, BLOCK_COLUMNS)
         inside = (columns < vocab)[None, :]
-        x, slope = _logits(
+        x, _ = _logits(
             hidden,
             weight,
             bias,
