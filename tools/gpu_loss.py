@@ -3,10 +3,10 @@
     hatch run kernels:python tools/gpu_loss.py --out loss.json           # on a GPU: three heads of real sizes, bf16
     hatch run kernels:python tools/gpu_loss.py --out loss.json --small   # a tiny head, anywhere; kernels interpreted
 
-Needs torch and `ac_loss` alone (`PYTHONPATH=packages/ac-loss/src`); what needs triton, cut_cross_entropy or liger_kernel
-is measured where that is installed. The JSON says for each head, and the last line of its table: do our kernels hold at
-most 1.05 x the gradients' bytes, and take no more time than the other two? Cut Cross-Entropy drops gradients below
-2^-12 by default, and random logits have few others: its time here is the best that it can have.
+Needs torch and `ac_loss` alone (`PYTHONPATH=packages/ac-loss/src`); triton, cut_cross_entropy and liger_kernel are
+used where they are installed. The JSON and the last line of each table say whether our kernels hold at most 1.05 x the
+gradients' bytes and take no more time than the other two. Cut Cross-Entropy drops gradients below 2^-12 by default, and
+random logits have few others: its time here is the best that it can have.
 """
 
 import argparse

@@ -51,6 +51,15 @@ def test_an_old_release_is_named(ask, device, monkeypatch):
     assert "too old: pip install 'liger-kernel>=0.8.5'" in objection
 
 
+def test_a_broken_install_is_told(ask, device, monkeypatch):
+    def broken():
+        raise ModuleNotFoundError("No module named 'numpy'")
+
+    monkeypatch.setattr(liger, "_function", broken)
+    (objection,) = liger.objections(ask(device=device))
+    assert "cannot be imported (ModuleNotFoundError(\"No module named 'numpy'\"))" in objection
+
+
 @pytest.fixture
 def inputs(draw, device):
     names = ("hidden", "weight", "labels")
@@ -81,6 +90,6 @@ def test_a_common_offset_swallows_the_loss(device):
 def test_the_estimate_for_a_gpu(ask):
     # A chunk of 128 tokens (4096 / ceil(128256 / 2048) is 66, to the next power of two), and the fp32 sum.
     facts = {"tokens": 4096, "counted": 4096, "hidden_size": 2048, "vocab": 128256, "device": "cuda"}
-    labels = 25 * 4096
+    labels = 8 * 4096
     assert liger.extra_bytes(ask(torch.bfloat16, **facts)) == labels + 128 * 128256 * 2 + 128256 * 2048 * 4
     assert liger.extra_bytes(ask(torch.bfloat16, **facts, accum="param")) == labels + 128 * 128256 * 2

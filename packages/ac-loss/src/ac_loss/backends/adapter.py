@@ -92,7 +92,7 @@ def objections(request: "Request") -> list[str]:
 def extra_bytes(request: "Request", own: int) -> int:
     """Bytes beyond inputs and returned gradients, of which the adapted loss itself holds ``own``."""
     width, item = request.hidden_size, request.gemm_dtype.itemsize
-    copies = 16 * request.counted + 9 * request.tokens
+    copies = request.label_bytes
     if request.counted < request.tokens or request.hidden_dtype != request.gemm_dtype:
         copies += request.counted * width * item
     if request.weight_dtype != request.gemm_dtype:

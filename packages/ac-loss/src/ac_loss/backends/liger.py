@@ -34,13 +34,21 @@ def objections(request: "Request") -> list[str]:
     missing = [name for name in ("liger_kernel", "triton") if importlib.util.find_spec(name) is None]
     if missing:
         found.insert(0, f"{' and '.join(missing)} not installed: pip install 'ac-loss[liger]'")
-    elif _NEEDED - set(inspect.signature(_function().forward).parameters):
-        found.insert(0, "the installed liger-kernel is too old: pip install 'liger-kernel>=0.8.5'")
+    else:
+        found += _about_release()
     if request.device.type != "cuda" and not (request.device.type == "cpu" and interpreted()):
         found.append(f"its kernels are for GPUs, and the tensors are on {request.device.type}: use 'torch'")
     if request.gemm_dtype == torch.float64:
         found.append("it computes the losses in fp32, also for float64: use 'torch'")
     return found
+
+
+def _about_release() -> list[str]:
+    try:
+        known = set(inspect.signature(_function().forward).parameters)
+    except Exception as error:  # noqa: BLE001 - importing it runs its code, and triton's
+        return [f"liger_kernel cannot be imported ({error!r}): reinstall it"]
+    return ["the installed liger-kernel is too old: pip install 'liger-kernel>=0.8.5'"] if _NEEDED - known else []
 
 
 def extra_bytes(request: "Request") -> int:

@@ -79,5 +79,10 @@ class Request:
         )
 
     @property
+    def label_bytes(self) -> int:
+        """Of the job's labels, and of the positions of the rows that count."""
+        return 8 * self.counted * (2 if self.counted < self.tokens else 1)
+
+    @property
     def differentiated(self) -> bool:
         return self.grad_hidden or self.grad_weight or self.grad_bias

@@ -205,7 +205,7 @@ def test_main_grad_receives_the_sum(draw, gradients, device):
     ("facts", "word"),
     [
         ({"dtype": torch.float64}, "float64"),
-        ({"grad_mode": "forward"}, "grad_mode 'forward'"),
+        ({"grad_mode": "forward"}, "grad_mode is 'forward'"),
         ({"dtype": torch.float16, "weight_dtype": torch.bfloat16}, "convert weight"),
     ],
 )

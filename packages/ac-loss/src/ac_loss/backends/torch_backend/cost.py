@@ -19,14 +19,13 @@ def extra_bytes(request: "Request") -> int:
     For contiguous hidden states. Gradients that the forward finishes count as returned: the backward scales them in
     place, unless the graph is kept or saved-tensor hooks look at it; then they exist twice.
     """
-    labels = 16 * request.counted + 9 * request.tokens
     recompute = request.reduction == "none" or request.grad_mode == "recompute" or request.gemm_dtype == torch.float16
     if not recompute:
-        return labels + (_sweep(request) if request.differentiated else sum(_losses(request)))
+        return request.label_bytes + (_sweep(request) if request.differentiated else sum(_losses(request)))
     most = _statistics_forward(request)
     if request.differentiated:
         most = max(most, _statistics_backward(request))
-    return labels + most
+    return request.label_bytes + most
 
 
 def _losses(request: "Request") -> tuple[int, int]:

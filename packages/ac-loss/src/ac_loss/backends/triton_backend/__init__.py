@@ -65,7 +65,7 @@ def _about_gpu(device: torch.device) -> list[str]:
 def extra_bytes(request: "Request") -> int:
     """Bytes beyond inputs and returned gradients that a forward and backward hold at most."""
     count, width, vocab = request.counted, request.hidden_size, request.vocab
-    held = 16 * count + 9 * request.tokens  # labels, and where they are
+    held = request.label_bytes
     if not count:
         return held
     item = request.gemm_dtype.itemsize
