@@ -125,8 +125,8 @@ def test_recomputation_needs_a_tile_and_keeps_nothing(draw, dtype, way, monkeypa
     inputs = draw(tokens, vocab, width, dtype=dtype, ignored=0.0)
     del inputs["bias"]
     # A tile (in bf16 in both dtypes), the gradient of hidden in fp32, a block of the weight gradient and a slab.
-    # The slope of a softcap is one tile more.
-    most = (4 if "softcap" in way else 3) * 2**20
+    # The slope of a softcap is one tile more, and gone when the slab is there.
+    most = (3.25 if "softcap" in way else 3) * 2**20
     assert peak_bytes(lambda **leaves: linear_cross_entropy(**leaves, **way).sum(), inputs) < most
     assert vocab * width * 4 > 7 * 2**20
 

@@ -81,8 +81,8 @@ def attach_loss(model: nn.Module, config: LossConfig) -> HeadLoss:
     """
     if config.accum == "main_grad":
         raise UsageError(
-            "loss_fn.accum: 'main_grad' is for parameters whose owner keeps a main_grad beside them, which no strategy of "
-            "a recipe does; use 'fp32' or 'param'"
+            "loss_fn.accum: 'main_grad' is for parameters whose owner keeps a main_grad beside them, which no strategy "
+            "of a recipe does; use 'fp32' or 'param'"
         )
     name = type(model).__name__
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
