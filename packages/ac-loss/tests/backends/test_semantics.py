@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ac_loss import linear_cross_entropy
+from ac_loss.backends import NAMES
 from ac_loss.reference import linear_cross_entropy as spec
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 1.6e-2}
@@ -75,6 +76,10 @@ def test_equals_the_specification_or_refuses(  # noqa: PLR0917 - fixtures
     for key, grad in grads.items():
         assert grad.dtype == dtype
         near(grad, right_grads[key], dtype)
+
+
+def test_every_backend_is_tested(tested_backends):
+    assert tested_backends == set(NAMES)
 
 
 def test_the_table_is_not_all_refusals(backend, inputs):
