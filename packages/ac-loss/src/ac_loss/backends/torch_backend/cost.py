@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 def extra_bytes(request: "Request") -> int:
     """Bytes beyond inputs and returned gradients that a forward and backward hold at most.
 
-    For contiguous hidden states. Gradients that the forward finishes count as returned: the backward scales them in
-    place, unless the graph is kept or saved-tensor hooks look at it; then they exist twice.
+    For contiguous hidden states, and without a library's own scratch (oneDNN's, for bf16 and fp16 products on a CPU,
+    grows with its threads). Gradients that the forward finishes count as returned: the backward scales them in place,
+    unless the graph is kept or saved-tensor hooks have held on to them; then they exist twice.
     """
     recompute = request.reduction == "none" or request.grad_mode == "recompute" or request.gemm_dtype == torch.float16
     if not recompute:
