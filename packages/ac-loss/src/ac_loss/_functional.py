@@ -1,16 +1,21 @@
 """The public function: checks at the door, then a backend."""
 
-from typing import Literal, get_args
+import contextlib
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
 from ac_loss._job import Job
 from ac_loss._objective import Objective
-from ac_loss._validation import check_tensors, refuse_sharded, select_rows
+from ac_loss._validation import check_tensors, is_sharded, refuse_sharded, select_rows
 from ac_loss.backends import torch_backend
 from ac_loss.config import Accum, Backend, check_choice, check_integer, check_number
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
 Reduction = Literal["none", "sum", "mean"]
+GradReduce = Literal["avg", "sum"]
 
 
 def linear_cross_entropy(  # noqa: PLR0917 - the published signature
@@ -28,6 +33,9 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
     accum: Accum = "fp32",
     *,
     logit_scale: float = 1.0,
+    grad_reduce_group: "ProcessGroup | None" = None,
+    grad_reduce: GradReduce = "avg",
+    vocab_parallel_group: "ProcessGroup | None" = None,
 ) -> torch.Tensor:
     """Cross-entropy of ``hidden @ weight.T + bias`` against ``labels``, without allocating ``[tokens, vocab]``.
 
@@ -36,7 +44,9 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
 
     Args:
         hidden: ``[..., hidden_size]``, fp64, fp32, bf16 or fp16; any strides.
-        weight: ``[vocab, hidden_size]``, dtype of ``hidden`` (any under ``torch.autocast``). A ``DTensor`` is refused.
+        weight: ``[vocab, hidden_size]``, dtype of ``hidden`` (any under ``torch.autocast``). A ``DTensor`` is gathered
+            over the ranks that hold other tokens (FSDP2), if wider than ``hidden`` in the dtype of ``hidden``, and stays
+            sharded over those that hold the same (tensor parallelism); hidden, labels and bias may be ``DTensor`` then.
         labels: ``[...]``, integers in ``[0, vocab)`` or ``ignore_index``.
         bias: ``[vocab]``.
         ignore_index: label of the tokens that do not count.
@@ -52,6 +62,16 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
             parameter's own, which needs less memory and in bf16 loses accuracy as chunks grow in number.
         logit_scale: positive number that multiplies ``hidden @ weight.T + bias``, before the softcap (Cohere's
             ``logit_scale``, the inverse of Granite's ``logits_scaling``).
+        grad_reduce_group: the ranks that hold different tokens. The gradient of a ``DTensor`` weight is reduced over
+            them. Needed if the names of its mesh's dimensions do not tell (``dp``, ``fsdp``, ``cp``, ...). Changes
+            nothing for a plain weight: whoever owns it (DDP, a FSDP forward) reduces its gradient.
+        grad_reduce: ``"avg"``, the ranks' gradients are averaged, as DDP and FSDP2 do it: with ``num_label_tokens`` of
+            all ranks, call ``(loss * grad_reduce_group.size()).backward()``, and every gradient of the model is that of
+            the mean over all labels of all ranks. ``"sum"`` if the rest of the model is summed (FSDP2's
+            ``set_gradient_divide_factor(1.0)``): call ``loss.backward()``.
+        vocab_parallel_group: the ranks that hold the same tokens and each some rows of the vocabulary, in order of the
+            group's ranks. Needed for plain local rows, and for a ``DTensor`` whose mesh dimension is not named ``tp``.
+            Every rank gets the loss over the whole vocabulary and the whole gradient of ``hidden``.
 
     Returns:
         The loss in fp32, or fp64 for fp64 inputs: a scalar, or for ``"none"`` the shape of ``labels``. Gradients come
@@ -73,6 +93,7 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
     check_number("logit_scale", logit_scale, above_zero=True)
     if reduction == "none" and num_label_tokens is not None:
         raise ValueError("num_label_tokens: divides a sum, and reduction 'none' makes none; divide the result instead")
+    check_choice("grad_reduce", grad_reduce, get_args(GradReduce))
     if isinstance(num_label_tokens, torch.Tensor):
         refuse_sharded(num_label_tokens=num_label_tokens)
 
@@ -90,6 +111,7 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         reduction=reduction,
         num_label_tokens=num_label_tokens,
         accum=accum,
+        groups=(grad_reduce_group, grad_reduce, vocab_parallel_group),
     )
 
 
@@ -104,11 +126,19 @@ def compute(
     reduction: Reduction,
     num_label_tokens: int | torch.Tensor | None,
     accum: Accum,
+    groups: "tuple[ProcessGroup | None, GradReduce, ProcessGroup | None]" = (None, "avg", None),
 ) -> torch.Tensor:
     """:func:`linear_cross_entropy` once its options are checked."""
     autocast = _autocast_dtype(hidden)
+    vocabulary, saving = None, contextlib.nullcontext()
+    if any(map(is_sharded, (hidden, weight, labels, bias))) or groups != (None, "avg", None):
+        from ac_loss.sharded.localize import Groups, localize  # loads torch.distributed.tensor, which takes seconds
+
+        local = localize(hidden, weight, labels, bias, groups=Groups(*groups), autocast=autocast)
+        hidden, weight, labels, bias, vocabulary, saving = local
     check_tensors(hidden, weight, labels, bias, autocast)
-    rows = select_rows(labels, ignore_index, weight.shape[0], num_label_tokens)
+    vocab = weight.shape[0] if vocabulary is None else vocabulary.size
+    rows = select_rows(labels, ignore_index, vocab, num_label_tokens)
     divisor = 1.0
     if rows.num_label_tokens is not None:
         divisor = rows.num_label_tokens
@@ -121,10 +151,12 @@ def compute(
         labels=rows.labels,
         rows=rows.index,
         divisor=divisor,
+        vocabulary=vocabulary,
     )
     flat = hidden.reshape(-1, hidden.shape[-1])
     kind = "none" if reduction == "none" else "sum"
-    loss = torch_backend.run(job, flat, weight, bias, reduction=kind)
+    with saving:
+        loss = torch_backend.run(job, flat, weight, bias, reduction=kind)
     return loss.reshape(labels.shape) if reduction == "none" else loss
 
 
