@@ -111,7 +111,9 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         reduction=reduction,
         num_label_tokens=num_label_tokens,
         accum=accum,
-        groups=(grad_reduce_group, grad_reduce, vocab_parallel_group),
+        grad_reduce_group=grad_reduce_group,
+        grad_reduce=grad_reduce,
+        vocab_parallel_group=vocab_parallel_group,
     )
 
 
@@ -126,15 +128,19 @@ def compute(
     reduction: Reduction,
     num_label_tokens: int | torch.Tensor | None,
     accum: Accum,
-    groups: "tuple[ProcessGroup | None, GradReduce, ProcessGroup | None]" = (None, "avg", None),
+    grad_reduce_group: "ProcessGroup | None",
+    grad_reduce: GradReduce,
+    vocab_parallel_group: "ProcessGroup | None",
 ) -> torch.Tensor:
     """:func:`linear_cross_entropy` once its options are checked."""
     autocast = _autocast_dtype(hidden)
     vocabulary, saving = None, contextlib.nullcontext()
-    if any(map(is_sharded, (hidden, weight, labels, bias))) or groups != (None, "avg", None):
+    grouped = grad_reduce_group is not None or vocab_parallel_group is not None
+    if grouped or any(map(is_sharded, (hidden, weight, labels, bias))):
         from ac_loss.sharded.localize import Groups, localize  # loads torch.distributed.tensor, which takes seconds
 
-        local = localize(hidden, weight, labels, bias, groups=Groups(*groups), autocast=autocast)
+        groups = Groups(grad_reduce_group, grad_reduce, vocab_parallel_group)
+        local = localize(hidden, weight, labels, bias, groups=groups, autocast=autocast)
         hidden, weight, labels, bias, vocabulary, saving = local
     check_tensors(hidden, weight, labels, bias, autocast)
     vocab = weight.shape[0] if vocabulary is None else vocabulary.size
