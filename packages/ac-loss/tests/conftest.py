@@ -49,13 +49,17 @@ def recorder() -> Recorder:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of a few rows, blocks of a few rows within them, slabs of a few rows of the weight gradient."""
+    """Chunks and tiles of a few rows, blocks of a few rows within them, slabs of a few rows of a product."""
     for name, value in {
         "ROWS_WIDE": 7,
         "ROWS_NARROW": 9,
         "ROWS_FLOOR": 3,
         "BLOCK_BYTES_CPU": 3 * 31 * 4,
         "SLAB_BYTES_CPU": 200,
+        "TILE_ROWS": 11,
+        "TILE_COLUMNS_FLOOR": 5,
+        "TILE_COLUMNS_STEP": 1,
+        "TILE_BYTES_CPU": 11 * 6 * 4,
     }.items():
         monkeypatch.setattr(chunking, name, value)
 

@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ac_loss._functional import linear_cross_entropy
     from ac_loss._module import FusedLinearCrossEntropy
+    from ac_loss._statistics import TokenStatistics, token_statistics
     from ac_loss.config import LossConfig
 
 __version__ = "0.1.0"
-__all__ = ["FusedLinearCrossEntropy", "LossConfig", "linear_cross_entropy"]
+__all__ = ["FusedLinearCrossEntropy", "LossConfig", "TokenStatistics", "linear_cross_entropy", "token_statistics"]
 
 _HOME = {
     "FusedLinearCrossEntropy": "ac_loss._module",
     "LossConfig": "ac_loss.config",
+    "TokenStatistics": "ac_loss._statistics",
     "linear_cross_entropy": "ac_loss._functional",
+    "token_statistics": "ac_loss._statistics",
 }
 
 

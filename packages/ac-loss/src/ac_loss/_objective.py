@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
+    from ac_loss.backends.torch_backend.statistics import RowStatistics
     from ac_loss.sharded.vocabulary import VocabShard
 
 
@@ -22,6 +23,29 @@ class Objective:
     softcap: float | None = None
     label_smoothing: float = 0.0
     z_loss: float = 0.0
+
+    def transform_(self, x: torch.Tensor, bias: torch.Tensor | None, *, slope: bool) -> torch.Tensor | None:
+        """Turn ``W h`` into ``s``, in place.
+
+        Args:
+            x: ``W h``, ``[rows, columns]``, fp32 or fp64. Overwritten.
+            bias: ``[columns]`` in the dtype of ``x``, or None.
+            slope: whether the derivative is wanted.
+
+        Returns:
+            ``ds / dl`` in the shape of ``x`` (the factor ``logit_scale`` of ``ds / dx`` is left to the caller); None
+            where it is 1 throughout or not wanted.
+        """
+        if bias is not None:
+            x.add_(bias)
+        if self.softcap is None:
+            if self.logit_scale != 1.0:
+                x.mul_(self.logit_scale)
+            return None
+        x.mul_(self.logit_scale / self.softcap).tanh_()
+        derivative = x.square().neg_().add_(1.0) if slope else None
+        x.mul_(self.softcap)
+        return derivative
 
     def evaluate_(
         self,
@@ -45,16 +69,7 @@ class Objective:
         """
         index, elsewhere = (labels.unsqueeze(1), None) if shard is None else shard.locate(labels)
         vocab = x.shape[1] if shard is None else shard.size
-        slope = None
-        if bias is not None:
-            x.add_(bias)
-        if self.softcap is not None:
-            x.mul_(self.logit_scale / self.softcap).tanh_()
-            if weight is not None:
-                slope = x.square().neg_().add_(1.0)
-            x.mul_(self.softcap)
-        elif self.logit_scale != 1.0:
-            x.mul_(self.logit_scale)
+        slope = self.transform_(x, bias, slope=weight is not None)
 
         # Everything below is relative to the row's maximum: lse - s[y] on absolute values loses the whole loss when
         # all logits share a large offset.
@@ -94,3 +109,12 @@ class Objective:
         if slope is not None:
             x.mul_(slope)
         return losses.squeeze(1)
+
+    def combine(self, statistics: "RowStatistics") -> torch.Tensor:
+        """The same losses ``[rows]`` from what is known of the rows, differentiable in torch's own way."""
+        losses = statistics.log_total - statistics.label
+        if self.label_smoothing:
+            losses = losses + self.label_smoothing * (statistics.label - statistics.mean)
+        if self.z_loss:
+            losses = losses + self.z_loss * (statistics.log_total + statistics.top).square()
+        return losses
