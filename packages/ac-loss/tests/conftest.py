@@ -15,7 +15,7 @@ from ac_loss.backends.torch_backend import chunking
 # With --import-mode=importlib a test file cannot import its neighbours by name; the ranks' processes could not either.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from ac_loss_ranks import Ranks  # noqa: E402
+from ac_loss_ranks import Ranks
 
 
 class Recorder(TorchDispatchMode):

@@ -10,13 +10,21 @@ from ac_loss._main_grad import main_grad_of
 from ac_loss._objective import Objective
 from ac_loss._validation import autocast_dtype, check_tensors, is_sharded, refuse_sharded, select_rows
 from ac_loss.backends import torch_backend
-from ac_loss.config import Accum, Backend, GradMode, check_choice, check_grad_mode, check_integer, check_number
+from ac_loss.config import (
+    Accum,
+    Backend,
+    GradMode,
+    GradReduce,
+    check_choice,
+    check_grad_mode,
+    check_integer,
+    check_number,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 Reduction = Literal["none", "sum", "mean"]
-GradReduce = Literal["avg", "sum"]
 
 
 def linear_cross_entropy(  # noqa: PLR0917 - the published signature
@@ -47,8 +55,8 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
     Args:
         hidden: ``[..., hidden_size]``, fp64, fp32, bf16 or fp16; any strides.
         weight: ``[vocab, hidden_size]``, dtype of ``hidden`` (any under ``torch.autocast``). A ``DTensor`` is gathered
-            over the ranks that hold other tokens (FSDP2), if wider than ``hidden`` in the dtype of ``hidden``, and stays
-            sharded over those that hold the same (tensor parallelism); hidden, labels and bias may be ``DTensor`` then.
+            over the ranks that hold other tokens (FSDP2), if wider than ``hidden`` in the dtype of ``hidden``, and
+            stays sharded over those that hold the same (tensor parallelism); the others may be ``DTensor`` then.
         labels: ``[...]``, integers in ``[0, vocab)`` or ``ignore_index``.
         bias: ``[vocab]``.
         ignore_index: label of the tokens that do not count.

@@ -75,10 +75,10 @@ def meet(group: dist.ProcessGroup, ranks: Sequence[int], width: int, labels: tor
     for rank, (theirs, *tokens) in zip(ranks, told, strict=True):
         if tokens != told[0][1:]:
             raise ValueError(
-                f"labels: rank {rank} has other labels than rank {ranks[0]} ({tokens[0]} and {told[0][1]} of them), and "
-                "both are in the vocabulary-parallel group, whose ranks must hold the same tokens; give them the same "
-                "batch (split the data over the data-parallel ranks only), or pass the group as grad_reduce_group if "
-                "the weight is sharded by FSDP"
+                f"labels: rank {rank} has other labels than rank {ranks[0]} ({tokens[0]} and {told[0][1]} of them), "
+                "and both are in the vocabulary-parallel group, whose ranks must hold the same tokens; give them the "
+                "same batch (split the data over the data-parallel ranks only), or pass the group as "
+                "grad_reduce_group if the weight is sharded by FSDP"
             )
         if theirs == 0:
             raise ValueError(
