@@ -54,23 +54,24 @@ def mesh_roles(
     for role, group in groups.items():
         if group is None:
             continue
-        dims = _dims_of(mesh, group, _ARGUMENTS[role])
-        for dim in range(mesh.ndim):
-            by_name = roles[dim]
-            if dim in dims and (by_name not in (None, role) or dim in told):
-                by_whom = _ARGUMENTS[told[dim]] + " covers too" if dim in told else f"is {by_name} parallel by its name"
+        argument = _ARGUMENTS[role]
+        dims = _dims_of(mesh, group, argument)
+        for dim in dims:
+            if roles[dim] not in (None, role) or dim in told:
+                by_name = f"is {roles[dim]} parallel by its name"
+                by_whom = f"{_ARGUMENTS[told[dim]]} covers too" if dim in told else by_name
                 raise ValueError(
-                    f"{_ARGUMENTS[role]}: covers {describe(mesh, dim)}, which {by_whom}; ranks hold either different "
-                    "tokens (grad_reduce_group) or the same tokens and different rows of the vocabulary "
+                    f"{argument}: covers {describe(mesh, dim)}, which {by_whom}; ranks hold either different tokens "
+                    "(grad_reduce_group) or the same tokens and different rows of the vocabulary "
                     "(vocab_parallel_group): pass each group where it belongs"
                 )
-            if dim in dims:
-                told[dim] = role
-            elif by_name == role and mesh.size(dim) > 1:
+            told[dim] = role
+        for dim in set(range(mesh.ndim)).difference(dims):
+            if roles[dim] == role and mesh.size(dim) > 1:
+                ranks = dist.get_process_group_ranks(group)
                 raise ValueError(
-                    f"{_ARGUMENTS[role]}: its ranks {dist.get_process_group_ranks(group)} leave out "
-                    f"{describe(mesh, dim)}, which is {by_name} parallel by its name; pass the group of all "
-                    f"{role}-parallel ranks, or none, and the names decide"
+                    f"{argument}: its ranks {ranks} leave out {describe(mesh, dim)}, which is {role} parallel by its "
+                    f"name; pass the group of all {role}-parallel ranks, or none, and the names decide"
                 )
     return tuple(told.get(dim, roles[dim]) for dim in range(mesh.ndim))
 
