@@ -89,6 +89,22 @@ def gradients() -> Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]:
     return _gradients
 
 
+@pytest.fixture(scope="session")
+def assert_near() -> Callable[..., None]:
+    return _assert_near
+
+
+def _assert_near(got: torch.Tensor | None, right: torch.Tensor | None, dtype: torch.dtype) -> None:
+    """Within a few roundings of ``dtype``, relative to the largest entry."""
+    if right is None or got is None:
+        assert got is right
+        return
+    tolerance = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 1.6e-2}[dtype]
+    right = right.double()
+    scale = right.abs().max().item() if right.numel() else 0.0
+    torch.testing.assert_close(got.double(), right, rtol=0, atol=tolerance * max(scale, 1e-30))
+
+
 def _draw(
     tokens: int | tuple[int, ...], vocab: int, width: int, dtype: torch.dtype = torch.float64, ignored: float = 0.3
 ) -> dict[str, torch.Tensor]:

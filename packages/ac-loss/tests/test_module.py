@@ -70,5 +70,5 @@ def test_nothing_to_train_and_picklable():
     assert not list(loss_fn.parameters()) and not loss_fn.state_dict()  # noqa: PT018
     assert repr(loss_fn) == (
         "FusedLinearCrossEntropy(ignore_index=-100, logit_softcapping=0, reduction='mean', label_smoothing=0.0, "
-        "z_loss=0.0001, backend='auto', accum='fp32', logit_scale=1.0, grad_mode='auto')"
+        "z_loss=0.0001, backend='auto', accum='fp32', logit_scale=1.0, grad_mode='auto', strict_nan=False)"
     )

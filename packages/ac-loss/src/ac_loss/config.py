@@ -32,6 +32,12 @@ def check_integer(name: str, value: object) -> None:
         raise ValueError(f"{name}: {value!r} is not an integer")
 
 
+def check_flag(name: str, value: object) -> None:
+    """Raise ``ValueError`` naming the field and the value, unless ``value`` is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}: {value!r} is neither True nor False")
+
+
 def check_grad_mode(grad_mode: object, reduction: str) -> None:
     """Raise ``ValueError`` unless ``grad_mode`` is one, and one that ``reduction`` can have."""
     check_choice("grad_mode", grad_mode, get_args(GradMode))
