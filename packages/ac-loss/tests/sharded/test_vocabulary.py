@@ -176,6 +176,24 @@ def test_backward_twice(ranks):
     assert ranks.run(backward_twice) == [True, True]
 
 
+def keep_main_grad(rank, grad_mode):
+    hidden, weight, _, labels = draw(30)
+    mine = weight[rank * 15 :][:15].clone().requires_grad_()
+    mine.main_grad = torch.ones_like(mine)
+    shared = {"vocab_parallel_group": dist.group.WORLD, "grad_mode": grad_mode}
+    linear_cross_entropy(hidden, mine, labels, **shared).backward()
+    right = mine.grad.clone()
+    linear_cross_entropy(hidden, mine, labels, accum="main_grad", **shared).backward()
+    return torch.equal(mine.grad, right), distance(mine.main_grad, right + 1)
+
+
+@pytest.mark.parametrize("grad_mode", ["forward", "recompute"])
+def test_main_grad_of_this_rank_s_rows(ranks, grad_mode):
+    for untouched, wrong in ranks.run(keep_main_grad, grad_mode=grad_mode):
+        assert untouched
+        assert wrong < 1e-12
+
+
 # What may not be ------------------------------------------------------------------------------------------------------
 
 
