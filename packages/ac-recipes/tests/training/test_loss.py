@@ -83,6 +83,11 @@ def test_a_head_with_a_forward_of_its_own_is_refused():
         attach_loss(model, LossConfig())
 
 
+def test_main_grad_is_refused():
+    with pytest.raises(UsageError, match=r"loss_fn\.accum: 'main_grad' is for parameters whose owner"):
+        attach_loss(build(), LossConfig(accum="main_grad"))
+
+
 def test_a_model_with_an_auxiliary_loss_is_refused():
     mixtral = build("mixtral", num_key_value_heads=4, num_local_experts=4, output_router_logits=True)
     with pytest.raises(UsageError, match="auxiliary loss"):

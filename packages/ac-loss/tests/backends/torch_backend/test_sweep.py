@@ -114,7 +114,9 @@ def test_the_backward_holds_the_weight_gradient_once(draw, dtype):
     assert allocated_bytes(lambda: loss.backward(retain_graph=True)) >= vocab * width * dtype.itemsize
 
 
-@pytest.mark.parametrize("way", [{"grad_mode": "recompute"}, {"reduction": "none"}], ids=str)
+@pytest.mark.parametrize(
+    "way", [{"grad_mode": "recompute"}, {"reduction": "none"}, {"grad_mode": "recompute", "softcap": 5.0}], ids=str
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_recomputation_needs_a_tile_and_keeps_nothing(draw, dtype, way, monkeypatch):
     monkeypatch.setattr(chunking, "TILE_BYTES_CPU", 2**20)
@@ -123,7 +125,9 @@ def test_recomputation_needs_a_tile_and_keeps_nothing(draw, dtype, way, monkeypa
     inputs = draw(tokens, vocab, width, dtype=dtype, ignored=0.0)
     del inputs["bias"]
     # A tile (in bf16 in both dtypes), the gradient of hidden in fp32, a block of the weight gradient and a slab.
-    assert peak_bytes(lambda **leaves: linear_cross_entropy(**leaves, **way).sum(), inputs) < 3 * 2**20
+    # The slope of a softcap is one tile more, and gone when the slab is there.
+    most = (3.25 if "softcap" in way else 3) * 2**20
+    assert peak_bytes(lambda **leaves: linear_cross_entropy(**leaves, **way).sum(), inputs) < most
     assert vocab * width * 4 > 7 * 2**20
 
     kept = []
