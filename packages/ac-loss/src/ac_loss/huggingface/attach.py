@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from ac_loss.config import LossConfig
 from ac_loss.huggingface.errors import FusedLossError
-from ac_loss.huggingface.forward import FusedForward
+from ac_loss.huggingface.forward import FusedForward, attached_forward
 from ac_loss.huggingface.head import find_heads, vocab_size
 from ac_loss.huggingface.report import FusedLossReport
 
@@ -38,14 +38,15 @@ def use_fused_loss(model: nn.Module, config: LossConfig | None = None) -> FusedL
     for name in _DECIDED_BY_THE_MODEL:
         if getattr(config, name) != getattr(LossConfig(), name):
             raise ValueError(f"{name}: the model's own loss decides it, {getattr(config, name)!r} cannot; leave it out")
-    attached = model.__dict__.get("forward")
-    if isinstance(attached, FusedForward):
+    attached = attached_forward(model)
+    if attached is not None:
         if attached.config != config:
             raise ValueError(f"config: the model has the fused loss with {attached.config}; call remove_fused_loss first")
         return _report(model, config)
     forward = FusedForward(model, config)
     report = _report(model, config)
-    if "labels" not in forward.__signature__.parameters:
+    parameters = forward.__signature__.parameters.values()
+    if not any(parameter.name == "labels" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         raise FusedLossError(
             f"{type(model).__name__}: its forward takes no labels and so computes no loss; call "
             "ac_loss.linear_cross_entropy with its hidden states and its head's weight"
@@ -60,13 +61,13 @@ def remove_fused_loss(model: nn.Module) -> None:
     Raises:
         FusedLossError: another tool has wrapped the forward since.
     """
-    forward = model.__dict__.get("forward")
-    if isinstance(forward, FusedForward):
+    attached = attached_forward(model)
+    if attached is not None:
         del model.forward
-        if forward.replaced is not None:
-            model.forward = forward.replaced
+        if attached.replaced is not None:
+            model.forward = attached.replaced
         return
-    wrapped = forward
+    wrapped = model.__dict__.get("forward")
     while wrapped is not None:
         wrapped = getattr(wrapped, "__wrapped__", None) or getattr(wrapped, "__func__", None)
         if isinstance(wrapped, FusedForward):
@@ -85,7 +86,7 @@ def _report(model: nn.Module, config: LossConfig) -> FusedLossReport:
             f"{type(model).__name__}: its head {', '.join(heads)} ({type(head).__name__}) has no weight [vocab, "
             "hidden_size]"
         )
-    embeddings = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    embeddings = (module for module in model.modules() if isinstance(module, nn.Embedding))
     scale, softcap = _scale_and_softcap(getattr(model, "config", None))
     return FusedLossReport(
         model=type(model).__name__,
@@ -94,7 +95,7 @@ def _report(model: nn.Module, config: LossConfig) -> FusedLossReport:
         vocab_size=vocab,
         hidden_size=head.weight.shape[1],
         bias=isinstance(getattr(head, "bias", None), Tensor),
-        tied=getattr(embeddings, "weight", None) is head.weight,
+        tied=any(embedding.weight is head.weight for embedding in embeddings),
         logit_scale=scale,
         softcap=softcap,
         backend=config.backend,

@@ -16,7 +16,8 @@ from ac_loss.huggingface.origin import Origin
 # NOTE [ Attachment ]
 # A model has the fused loss when a `FusedForward` is in its instance as `forward`. The module tree, the names and the
 # class stay as they were, and callers that go by the forward alone (PEFT calls `model.forward`) meet it too. It is an
-# object that refers to the model, not a closure: `copy.deepcopy` and `pickle` follow the reference to the copy.
+# object that refers to the model, not a closure: `copy.deepcopy` and `pickle` follow the reference to the copy. Accelerate
+# takes what it finds for a function and binds it to the model once more; the model is then the first argument.
 
 
 class FusedForward:
@@ -41,13 +42,14 @@ class FusedForward:
         return self.replaced or type(self.model).forward.__get__(self.model)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if args and args[0] is self.model:
+            args = args[1:]
         if self.running or not (self.model.training and torch.is_grad_enabled()):
             return self._original(*args, **kwargs)
         if torch.compiler.is_compiling():
-            raise FusedLossError(
-                f"{type(self.model).__name__}: torch.compile cannot trace the fused loss of a whole model. Compile what "
-                "is below the head instead, as in model.model.compile() or layer.compile() for each layer"
-            )
+            from ac_loss.huggingface._uncompiled import refuse_compiled
+
+            refuse_compiled(self.model)
         if not self._has_labels(args, kwargs):
             self._warn_of_logits()
             return self._original(*args, **kwargs)
@@ -84,3 +86,10 @@ class FusedForward:
                 "for label_smoothing_factor and compute_loss_func; LossConfig(label_smoothing=...) is the fused way)",
                 stacklevel=4,
             )
+
+
+def attached_forward(model: nn.Module) -> FusedForward | None:
+    """The `FusedForward` that `model` calls, None without."""
+    forward = model.__dict__.get("forward")
+    forward = getattr(forward, "__func__", forward)
+    return forward if isinstance(forward, FusedForward) else None

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from ac_loss.huggingface.errors import FusedLossError
 from ac_loss.huggingface.expression import Expression
 from ac_loss.huggingface.lazy import LazyLogits
-from ac_loss.huggingface.origin import Origin, cost
+from ac_loss.huggingface.origin import GIB, Origin, cost
 
 # NOTE [ The head runs, its product does not ]
 # The head's own forward runs as ever, its hooks included, under a mode that answers `F.linear` onto the vocabulary with
@@ -25,18 +25,46 @@ from ac_loss.huggingface.origin import Origin, cost
 def find_heads(model: nn.Module) -> dict[str, nn.Module]:
     """Path and module of what maps hidden states to the vocabulary; several where the model has a list of them.
 
+    It is what the model calls its output embeddings, or else what a model inside of it does. Where those are the input
+    embeddings themselves, it is the one linear layer with their weight, or with a weight of that shape.
+
     Raises:
-        FusedLossError: it cannot be found, or has no weight ``[vocab, hidden_size]``.
+        FusedLossError: there is none.
     """
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    kind = type(model).__name__
-    if head is None:
-        inner = "module" if hasattr(model, "module") else "_orig_mod" if hasattr(model, "_orig_mod") else None
-        remedy = f"give use_fused_loss model.{inner}" if inner else "compute its loss with ac_loss.linear_cross_entropy"
-        raise FusedLossError(f"{kind}: get_output_embeddings() names no module that makes its logits; {remedy}")
-    heads = list(head) if isinstance(head, nn.ModuleList) else [head]
     paths = {id(module): path for path, module in model.named_modules()}
-    return {paths[id(module)]: module for module in heads}
+    named = next((head for module in model.modules() if (head := _output_embeddings(module)) is not None), None)
+    found = list(named) if isinstance(named, nn.ModuleList) else [named]
+    if isinstance(named, nn.Embedding):
+        alike = [m for m in model.modules() if isinstance(m, nn.Linear) and m.weight.shape == named.weight.shape]
+        found = [m for m in alike if m.weight is named.weight] or alike
+        found = found if len(found) == 1 else []
+    heads = {paths[id(head)]: head for head in found if id(head) in paths}
+    if not heads:
+        raise FusedLossError(_no_head(model))
+    return heads
+
+
+def _output_embeddings(module: nn.Module) -> nn.Module | None:
+    get = getattr(module, "get_output_embeddings", None)
+    try:
+        return get() if callable(get) else None
+    except (AttributeError, NotImplementedError):  # towers that have none
+        return None
+
+
+def _no_head(model: nn.Module) -> str:
+    kind = type(model).__name__
+    for inner in ("module", "_orig_mod"):
+        if isinstance(getattr(model, inner, None), nn.Module):
+            return f"{kind}: is a wrapper; give use_fused_loss the model inside of it, model.{inner}"
+    config = getattr(model, "config", None)
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    vocab = getattr(text, "vocab_size", None)
+    price = f": {4000 * vocab / GIB:.3g} GiB for 1000 tokens in fp32" if isinstance(vocab, int) else ""
+    return (
+        f"{kind}: no module found that makes its logits (get_output_embeddings() names none), so they would be computed "
+        f"in full{price}. Call ac_loss.linear_cross_entropy with its hidden states and the weight of its head"
+    )
 
 
 def vocab_size(head: nn.Module) -> int | None:
