@@ -10,14 +10,17 @@ if TYPE_CHECKING:
     from ac_loss._functional import linear_cross_entropy
     from ac_loss._module import FusedLinearCrossEntropy
     from ac_loss.config import LossConfig
+    from ac_loss.huggingface import remove_fused_loss, use_fused_loss
 
 __version__ = "0.1.0"
-__all__ = ["FusedLinearCrossEntropy", "LossConfig", "linear_cross_entropy"]
+__all__ = ["FusedLinearCrossEntropy", "LossConfig", "linear_cross_entropy", "remove_fused_loss", "use_fused_loss"]
 
 _HOME = {
     "FusedLinearCrossEntropy": "ac_loss._module",
     "LossConfig": "ac_loss.config",
     "linear_cross_entropy": "ac_loss._functional",
+    "remove_fused_loss": "ac_loss.huggingface",
+    "use_fused_loss": "ac_loss.huggingface",
 }
 
 
@@ -26,7 +29,7 @@ def __getattr__(name: str) -> object:
 
     if name in _HOME:
         value = getattr(importlib.import_module(_HOME[name]), name)
-    elif name in ("config", "reference"):
+    elif name in ("config", "huggingface", "reference"):
         value = importlib.import_module(f"ac_loss.{name}")
     else:
         raise AttributeError(f"module 'ac_loss' has no attribute {name!r}")
@@ -35,4 +38,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "config", "reference"})
+    return sorted({*globals(), *__all__, "config", "huggingface", "reference"})
