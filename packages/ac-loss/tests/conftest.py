@@ -1,6 +1,8 @@
 """Inputs and instruments shared by the tests of ac-loss."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ac_loss.backends.torch_backend import chunking
+
+# With --import-mode=importlib a test file cannot import its neighbours by name; the ranks' processes could not either.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from ac_loss_ranks import Ranks  # noqa: E402
 
 
 class Recorder(TorchDispatchMode):
@@ -42,15 +49,34 @@ def recorder() -> Recorder:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of a few rows, blocks of a few rows within them, slabs of a few rows of the weight gradient."""
+    """Chunks and tiles of a few rows, blocks of a few rows within them, slabs of a few rows of a product."""
     for name, value in {
         "ROWS_WIDE": 7,
         "ROWS_NARROW": 9,
         "ROWS_FLOOR": 3,
         "BLOCK_BYTES_CPU": 3 * 31 * 4,
         "SLAB_BYTES_CPU": 200,
+        "TILE_ROWS": 11,
+        "TILE_COLUMNS_FLOOR": 5,
+        "TILE_COLUMNS_STEP": 1,
+        "TILE_BYTES_CPU": 11 * 6 * 4,
     }.items():
         monkeypatch.setattr(chunking, name, value)
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """Two processes with an initialised gloo group, shared by the tests and replaced after a failure."""
+    pool = Ranks(2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def four_ranks() -> Iterator[Ranks]:
+    pool = Ranks(4)
+    yield pool
+    pool.close()
 
 
 @pytest.fixture(scope="session")

@@ -370,7 +370,9 @@ def test_under_torch_compile(draw, gradients, reduction):
     ("change", "message"),
     [
         ({"backend": "trition"}, "backend: 'trition' is not one of 'auto', 'torch'"),
-        ({"accum": "fp16"}, "accum: 'fp16' is not one of 'fp32', 'param'"),
+        ({"accum": "fp16"}, "accum: 'fp16' is not one of 'fp32', 'param', 'main_grad'"),
+        ({"grad_mode": "backward"}, "grad_mode: 'backward' is not one of 'auto', 'forward', 'recompute'"),
+        ({"grad_mode": "forward", "reduction": "none"}, "grad_mode: 'forward' finishes the gradients before"),
         ({"reduction": "avg"}, "reduction: 'avg' is not one of 'none', 'sum', 'mean'"),
         ({"ignore_index": None}, "ignore_index: None is not an integer"),
         ({"softcap": 0.0}, "softcap: 0.0 is not a number above 0"),
@@ -461,10 +463,10 @@ def test_signatures():
     ours = inspect.signature(linear_cross_entropy).parameters
     assert list(ours) == [
         *("hidden", "weight", "labels", "bias", "ignore_index", "reduction", "softcap", "label_smoothing", "z_loss"),
-        *("num_label_tokens", "backend", "accum", "logit_scale"),
+        *("num_label_tokens", "backend", "accum", "logit_scale", "grad_mode"),
     ]
     theirs = inspect.signature(reference.linear_cross_entropy).parameters
     # The specification has every option that changes a result, and none that only says how it is computed.
-    how = {"backend", "accum"}
+    how = {"backend", "accum", "grad_mode"}
     common = {name: (p.default, p.kind) for name, p in ours.items() if name not in how}
     assert common == {name: (p.default, p.kind) for name, p in theirs.items()}

@@ -23,6 +23,7 @@ def test_interface_of_the_guide():
         ({"reduction": "mean", "ignore_index": 3}, {"reduction": "mean", "ignore_index": 3}),
         ({"logit_softcapping": 2.0}, {"reduction": "sum", "softcap": 2.0}),
         ({"logit_scale": 0.25}, {"reduction": "sum", "logit_scale": 0.25}),
+        ({"grad_mode": "recompute"}, {"reduction": "sum"}),
         ({"label_smoothing": 0.1, "z_loss": 0.01}, {"reduction": "sum", "label_smoothing": 0.1, "z_loss": 0.01}),
         ({"reduction": "none", "accum": "param", "backend": "torch"}, {"reduction": "none"}),
     ],
@@ -54,6 +55,8 @@ def test_an_option_is_checked_when_the_loss_is_built():
         FusedLinearCrossEntropy(logit_softcapping=-1)
     with pytest.raises(ValueError, match="reduction: 'avg' is not one of 'none', 'sum', 'mean'"):
         FusedLinearCrossEntropy(reduction="avg")
+    with pytest.raises(ValueError, match="grad_mode: 'forward' finishes the gradients before the backward"):
+        FusedLinearCrossEntropy(reduction="none", grad_mode="forward")
 
 
 def test_a_process_group_is_refused(draw):
@@ -67,5 +70,5 @@ def test_nothing_to_train_and_picklable():
     assert not list(loss_fn.parameters()) and not loss_fn.state_dict()  # noqa: PT018
     assert repr(loss_fn) == (
         "FusedLinearCrossEntropy(ignore_index=-100, logit_softcapping=0, reduction='mean', label_smoothing=0.0, "
-        "z_loss=0.0001, backend='auto', accum='fp32', logit_scale=1.0)"
+        "z_loss=0.0001, backend='auto', accum='fp32', logit_scale=1.0, grad_mode='auto')"
     )

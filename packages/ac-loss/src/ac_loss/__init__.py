@@ -9,17 +9,28 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ac_loss._functional import linear_cross_entropy
     from ac_loss._module import FusedLinearCrossEntropy
+    from ac_loss._statistics import TokenStatistics, token_statistics
     from ac_loss.config import LossConfig
     from ac_loss.huggingface import remove_fused_loss, use_fused_loss
 
 __version__ = "0.1.0"
-__all__ = ["FusedLinearCrossEntropy", "LossConfig", "linear_cross_entropy", "remove_fused_loss", "use_fused_loss"]
+__all__ = [
+    "FusedLinearCrossEntropy",
+    "LossConfig",
+    "TokenStatistics",
+    "linear_cross_entropy",
+    "remove_fused_loss",
+    "token_statistics",
+    "use_fused_loss",
+]
 
 _HOME = {
     "FusedLinearCrossEntropy": "ac_loss._module",
     "LossConfig": "ac_loss.config",
+    "TokenStatistics": "ac_loss._statistics",
     "linear_cross_entropy": "ac_loss._functional",
     "remove_fused_loss": "ac_loss.huggingface",
+    "token_statistics": "ac_loss._statistics",
     "use_fused_loss": "ac_loss.huggingface",
 }
 

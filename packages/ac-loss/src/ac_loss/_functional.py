@@ -1,16 +1,22 @@
 """The public function: checks at the door, then a backend."""
 
-from typing import Literal, get_args
+import contextlib
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
 from ac_loss._job import Job
+from ac_loss._main_grad import main_grad_of
 from ac_loss._objective import Objective
-from ac_loss._validation import check_tensors, refuse_sharded, select_rows
+from ac_loss._validation import autocast_dtype, check_tensors, is_sharded, refuse_sharded, select_rows
 from ac_loss.backends import torch_backend
-from ac_loss.config import Accum, Backend, check_choice, check_integer, check_number
+from ac_loss.config import Accum, Backend, GradMode, check_choice, check_grad_mode, check_integer, check_number
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Reduction = Literal["none", "sum", "mean"]
+GradReduce = Literal["avg", "sum"]
 
 
 def linear_cross_entropy(  # noqa: PLR0917 - the published signature
@@ -28,6 +34,10 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
     accum: Accum = "fp32",
     *,
     logit_scale: float = 1.0,
+    grad_mode: GradMode = "auto",
+    grad_reduce_group: "ProcessGroup | None" = None,
+    grad_reduce: GradReduce = "avg",
+    vocab_parallel_group: "ProcessGroup | None" = None,
 ) -> torch.Tensor:
     """Cross-entropy of ``hidden @ weight.T + bias`` against ``labels``, without allocating ``[tokens, vocab]``.
 
@@ -36,7 +46,9 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
 
     Args:
         hidden: ``[..., hidden_size]``, fp64, fp32, bf16 or fp16; any strides.
-        weight: ``[vocab, hidden_size]``, dtype of ``hidden`` (any under ``torch.autocast``). A ``DTensor`` is refused.
+        weight: ``[vocab, hidden_size]``, dtype of ``hidden`` (any under ``torch.autocast``). A ``DTensor`` is gathered
+            over the ranks that hold other tokens (FSDP2), if wider than ``hidden`` in the dtype of ``hidden``, and stays
+            sharded over those that hold the same (tensor parallelism); hidden, labels and bias may be ``DTensor`` then.
         labels: ``[...]``, integers in ``[0, vocab)`` or ``ignore_index``.
         bias: ``[vocab]``.
         ignore_index: label of the tokens that do not count.
@@ -48,10 +60,26 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         num_label_tokens: positive number or 0-d tensor that divides the sum of the losses under ``"sum"`` and
             ``"mean"`` alike: the labels that count over all ranks and gradient-accumulation steps.
         backend: ``"torch"``, or ``"auto"``, which is ``"torch"`` in this version.
-        accum: dtype in which the weight gradient is summed over chunks of tokens: ``"fp32"``, or ``"param"`` for the
-            parameter's own, which needs less memory and in bf16 loses accuracy as chunks grow in number.
+        accum: where the weight gradient is summed over chunks of tokens: ``"fp32"``; ``"param"``, in the parameter's
+            own dtype, which needs less memory and in bf16 loses accuracy as chunks grow in number; ``"main_grad"``,
+            which adds it to the fp32 ``weight.main_grad`` in the backward and returns none through autograd
+            (``weight.grad`` stays as it is), for a parameter whose owner keeps one, such as Megatron-core's
+            DistributedDataParallel without ``overlap_grad_reduce``.
         logit_scale: positive number that multiplies ``hidden @ weight.T + bias``, before the softcap (Cohere's
             ``logit_scale``, the inverse of Granite's ``logits_scaling``).
+        grad_mode: ``"forward"`` computes the gradients with the loss and keeps them for the backward: three GEMMs. Not
+            for ``"none"``, nor in fp16. ``"recompute"`` keeps nothing but the inputs and computes the logits again in
+            the backward: four GEMMs, and the least memory at any time. ``"auto"`` is ``"forward"`` where possible.
+        grad_reduce_group: the ranks that hold different tokens. The gradient of a ``DTensor`` weight is reduced over
+            them. Needed if the names of its mesh's dimensions do not tell (``dp``, ``fsdp``, ``cp``, ...). Changes
+            nothing for a plain weight: whoever owns it (DDP, a FSDP forward) reduces its gradient.
+        grad_reduce: ``"avg"``, the ranks' gradients are averaged, as DDP and FSDP2 do it: with ``num_label_tokens`` of
+            all ranks, call ``(loss * grad_reduce_group.size()).backward()``, and every gradient of the model is that of
+            the mean over all labels of all ranks. ``"sum"`` if the rest of the model is summed (FSDP2's
+            ``set_gradient_divide_factor(1.0)``): call ``loss.backward()``.
+        vocab_parallel_group: the ranks that hold the same tokens and each some rows of the vocabulary, in order of the
+            group's ranks. Needed for plain local rows, and for a ``DTensor`` whose mesh dimension is not named ``tp``.
+            Every rank gets the loss over the whole vocabulary and the whole gradient of ``hidden``.
 
     Returns:
         The loss in fp32, or fp64 for fp64 inputs: a scalar, or for ``"none"`` the shape of ``labels``. Gradients come
@@ -71,8 +99,10 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
     check_number("label_smoothing", label_smoothing, most=1.0)
     check_number("z_loss", z_loss)
     check_number("logit_scale", logit_scale, above_zero=True)
+    check_grad_mode(grad_mode, reduction)
     if reduction == "none" and num_label_tokens is not None:
         raise ValueError("num_label_tokens: divides a sum, and reduction 'none' makes none; divide the result instead")
+    check_choice("grad_reduce", grad_reduce, get_args(GradReduce))
     if isinstance(num_label_tokens, torch.Tensor):
         refuse_sharded(num_label_tokens=num_label_tokens)
 
@@ -90,6 +120,10 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         reduction=reduction,
         num_label_tokens=num_label_tokens,
         accum=accum,
+        grad_mode=grad_mode,
+        grad_reduce_group=grad_reduce_group,
+        grad_reduce=grad_reduce,
+        vocab_parallel_group=vocab_parallel_group,
     )
 
 
@@ -104,11 +138,32 @@ def compute(
     reduction: Reduction,
     num_label_tokens: int | torch.Tensor | None,
     accum: Accum,
+    grad_mode: GradMode,
+    grad_reduce_group: "ProcessGroup | None",
+    grad_reduce: GradReduce,
+    vocab_parallel_group: "ProcessGroup | None",
 ) -> torch.Tensor:
     """:func:`linear_cross_entropy` once its options are checked."""
-    autocast = _autocast_dtype(hidden)
+    autocast = autocast_dtype(hidden)
+    vocabulary, saving = None, contextlib.nullcontext()
+    grouped = grad_reduce_group is not None or vocab_parallel_group is not None
+    if grouped or any(map(is_sharded, (hidden, weight, labels, bias))):
+        from ac_loss.sharded.localize import Groups, localize  # loads torch.distributed.tensor, which takes seconds
+
+        groups = Groups(grad_reduce_group, grad_reduce, vocab_parallel_group)
+        local = localize(hidden, weight, labels, bias, groups=groups, autocast=autocast)
+        hidden, weight, labels, bias, vocabulary, saving = local
     check_tensors(hidden, weight, labels, bias, autocast)
-    rows = select_rows(labels, ignore_index, weight.shape[0], num_label_tokens)
+    gemm_dtype = autocast or hidden.dtype
+    if grad_mode == "forward" and gemm_dtype == torch.float16:
+        raise ValueError(
+            "grad_mode: 'forward' rounds the gradients to float16 before the backward brings the loss scale, and most "
+            "would be lost; use 'auto' or 'recompute', or compute the loss in bfloat16 or float32"
+        )
+    if accum == "main_grad" and weight.requires_grad and torch.is_grad_enabled():
+        main_grad_of(weight)
+    vocab = weight.shape[0] if vocabulary is None else vocabulary.size
+    rows = select_rows(labels, ignore_index, vocab, num_label_tokens)
     divisor = 1.0
     if rows.num_label_tokens is not None:
         divisor = rows.num_label_tokens
@@ -116,23 +171,16 @@ def compute(
         divisor = float(max(rows.labels.numel(), 1))
     job = Job(
         objective=objective,
-        gemm_dtype=autocast or hidden.dtype,
+        gemm_dtype=gemm_dtype,
         accum=accum,
+        grad_mode=grad_mode,
         labels=rows.labels,
         rows=rows.index,
         divisor=divisor,
+        vocabulary=vocabulary,
     )
-    flat = hidden.reshape(-1, hidden.shape[-1])
+    flat = hidden.reshape(labels.numel(), weight.shape[1])
     kind = "none" if reduction == "none" else "sum"
-    loss = torch_backend.run(job, flat, weight, bias, reduction=kind)
+    with saving:
+        loss = torch_backend.run(job, flat, weight, bias, reduction=kind)
     return loss.reshape(labels.shape) if reduction == "none" else loss
-
-
-def _autocast_dtype(hidden: torch.Tensor) -> torch.dtype | None:
-    """The dtype autocast wants for matrix products here, None where it is off. It never touches fp64."""
-    if not isinstance(hidden, torch.Tensor) or hidden.dtype == torch.float64:
-        return None
-    device = hidden.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return None

@@ -24,33 +24,55 @@ class Rows(NamedTuple):
     num_label_tokens: float | None
 
 
-def refuse_sharded(**tensors: torch.Tensor | None) -> None:
-    """Raise ``ValueError`` for a ``DTensor``: its local part gives a plausible and wrong loss."""
+def is_sharded(tensor: object) -> bool:
+    """Whether it is a ``DTensor``."""
     # Nobody holds a DTensor without this module loaded; importing it here would cost every other caller seconds.
     module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def refuse_sharded(**tensors: torch.Tensor | None) -> None:
+    """Raise ``ValueError`` for a ``DTensor`` where only a plain tensor has a meaning."""
     for name, tensor in tensors.items():
-        if module is not None and isinstance(tensor, module.DTensor):
+        if is_sharded(tensor):
             raise ValueError(
-                f"{name}: is a DTensor (placements {tensor.placements}), and the loss needs a plain tensor. Compute "
-                "the loss inside the forward of the FSDP unit that owns the head, where the weight is gathered and its "
-                "gradient is reduced with the others: give that module a method that calls the loss and register it "
-                "with torch.distributed.fsdp.register_fsdp_forward_method(module, 'method'). Weight.full_tensor() is "
-                "no remedy: without gradient placements its gradient is silently wrong"
+                f"{name}: is a DTensor (placements {tensor.placements}), and a plain tensor is needed; pass "
+                f"{name}.full_tensor()"
             )
+
+
+def autocast_dtype(hidden: torch.Tensor) -> torch.dtype | None:
+    """The dtype autocast wants for matrix products here, None where it is off. It never touches fp64."""
+    if not isinstance(hidden, torch.Tensor) or hidden.dtype == torch.float64:
+        return None
+    device = hidden.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return None
+
+
+def check_are_tensors(
+    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor | None, bias: torch.Tensor | None
+) -> None:
+    """Raise ``TypeError`` for an argument of another type."""
+    optional = {"labels": labels, "bias": bias}
+    named = {"hidden": hidden, "weight": weight} | {k: v for k, v in optional.items() if v is not None}
+    for name, tensor in named.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name}: a tensor is needed, got {type(tensor).__name__}")
 
 
 def check_tensors(
     hidden: torch.Tensor,
     weight: torch.Tensor,
-    labels: torch.Tensor,
+    labels: torch.Tensor | None,
     bias: torch.Tensor | None,
     gemm_dtype: torch.dtype | None,
 ) -> None:
     """Raise on shapes, dtypes and devices that do not fit together. ``gemm_dtype`` is autocast's, None without it."""
-    named = {"hidden": hidden, "weight": weight, "labels": labels} | ({} if bias is None else {"bias": bias})
-    for name, tensor in named.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name}: a tensor is needed, got {type(tensor).__name__}")
+    optional = {"labels": labels, "bias": bias}
+    named = {"hidden": hidden, "weight": weight} | {k: v for k, v in optional.items() if v is not None}
+    check_are_tensors(hidden, weight, labels, bias)
     refuse_sharded(**named)
     if weight.dim() != 2 or weight.shape[0] == 0:
         raise ValueError(
@@ -62,14 +84,14 @@ def check_tensors(
             f"hidden: must be [..., {weight.shape[1]}] to fit weight {list(weight.shape)}, got {list(hidden.shape)}; "
             "pass the input of lm_head, and weight as [vocab, hidden_size]"
         )
-    if labels.shape != hidden.shape[:-1]:
+    if labels is not None and labels.shape != hidden.shape[:-1]:
         raise ValueError(
             f"labels: must be {list(hidden.shape[:-1])}, hidden's shape without its last dimension, got "
             f"{list(labels.shape)}; shift hidden and labels to the same length first"
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias: must be [{weight.shape[0]}], one for each row of weight, got {list(bias.shape)}")
-    if labels.dtype not in _INTEGERS:
+    if labels is not None and labels.dtype not in _INTEGERS:
         raise ValueError(f"labels: must hold integers, got {labels.dtype}; call labels.long()")
     floats = {name: tensor for name, tensor in named.items() if name != "labels"}
     for name, tensor in floats.items():

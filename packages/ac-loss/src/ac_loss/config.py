@@ -7,7 +7,8 @@ from typing import Literal, get_args
 
 Kind = Literal["fused", "plain"]
 Backend = Literal["auto", "torch"]
-Accum = Literal["fp32", "param"]
+Accum = Literal["fp32", "param", "main_grad"]
+GradMode = Literal["auto", "forward", "recompute"]
 
 
 def check_choice(name: str, value: object, valid: Sequence[str]) -> None:
@@ -30,6 +31,16 @@ def check_integer(name: str, value: object) -> None:
         raise ValueError(f"{name}: {value!r} is not an integer")
 
 
+def check_grad_mode(grad_mode: object, reduction: str) -> None:
+    """Raise ``ValueError`` unless ``grad_mode`` is one, and one that ``reduction`` can have."""
+    check_choice("grad_mode", grad_mode, get_args(GradMode))
+    if grad_mode == "forward" and reduction == "none":
+        raise ValueError(
+            "grad_mode: 'forward' finishes the gradients before the backward, and with reduction 'none' each token's "
+            "upstream gradient must enter before the sum over tokens; use 'auto' or 'recompute', or reduction 'sum'"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
     """Settings of a language-model loss.
@@ -37,8 +48,11 @@ class LossConfig:
     Attributes:
         kind: ``"fused"`` computes the loss from hidden states and the head's weight; ``"plain"`` from the logits.
         backend: implementation of the fused loss. ``"auto"`` picks the best one available.
-        accum: dtype in which the weight gradient is summed over chunks of tokens: ``"fp32"``, or ``"param"`` for the
-            parameter's own (less memory; in bf16 the error grows with the number of chunks).
+        accum: where the weight gradient is summed over chunks of tokens: ``"fp32"``; ``"param"``, in the parameter's
+            own dtype (less memory; in bf16 the error grows with the number of chunks); ``"main_grad"``, added to the
+            fp32 ``main_grad`` that the weight's owner keeps (Megatron-core's DistributedDataParallel).
+        grad_mode: ``"forward"`` computes the gradients with the loss and keeps them; ``"recompute"`` computes the
+            logits again in the backward and keeps nothing but the inputs; ``"auto"`` is ``"forward"`` where possible.
         ignore_index: label of the tokens that do not count.
         logit_softcapping: ``c`` of ``c * tanh(logits / c)``; 0 for none.
         label_smoothing: share of the target taken from the label and spread evenly over the vocabulary, 0 to 1.
@@ -52,6 +66,7 @@ class LossConfig:
     kind: Kind = "fused"
     backend: Backend = "auto"
     accum: Accum = "fp32"
+    grad_mode: GradMode = "auto"
     ignore_index: int = -100
     logit_softcapping: float = 0.0
     label_smoothing: float = 0.0
@@ -62,6 +77,7 @@ class LossConfig:
         check_choice("kind", self.kind, get_args(Kind))
         check_choice("backend", self.backend, get_args(Backend))
         check_choice("accum", self.accum, get_args(Accum))
+        check_choice("grad_mode", self.grad_mode, get_args(GradMode))
         check_integer("ignore_index", self.ignore_index)
         check_number("logit_softcapping", self.logit_softcapping)
         check_number("label_smoothing", self.label_smoothing, most=1.0)

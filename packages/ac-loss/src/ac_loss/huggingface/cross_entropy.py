@@ -47,6 +47,7 @@ def cross_entropy(
                 backend=config.backend,
                 accum=config.accum,
                 logit_scale=logit_scale,
+                grad_mode=config.grad_mode,
             )
 
     loss = origin.run(compute)
