@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -131,8 +131,7 @@ def step() -> Callable[[torch.nn.Module, dict[str, Any]], Step]:
 
 
 @pytest.fixture(autouse=True)
-def few_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 16 tokens, so that the tiny batches have several."""
     for name in ("ROWS_WIDE", "ROWS_NARROW", "ROWS_FLOOR"):
         monkeypatch.setattr(chunking, name, 16)
-    yield

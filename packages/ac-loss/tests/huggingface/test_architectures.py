@@ -53,7 +53,12 @@ LANGUAGE = {
     "GraniteForCausalLM": {"logits_scaling": 3.0},
     "FalconH1ForCausalLM": {"lm_head_multiplier": 0.5, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8},
     "Gemma2ForCausalLM": {"final_logit_softcapping": 2.0},
-    "RecurrentGemmaForCausalLM": {"logits_soft_cap": 2.0, "lru_width": 32, "attention_window_size": 8, "use_cache": False},
+    "RecurrentGemmaForCausalLM": {
+        "logits_soft_cap": 2.0,
+        "lru_width": 32,
+        "attention_window_size": 8,
+        "use_cache": False,
+    },
     # Mixtures of experts, with their auxiliary loss where they have one
     "MixtralForCausalLM": {"output_router_logits": True},
     "Qwen3MoeForCausalLM": {"output_router_logits": True},
@@ -162,7 +167,8 @@ def test_float64_is_equal_to_rounding(name, build, text, step):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "Gemma2ForCausalLM", "CohereForCausalLM"])
 def test_narrow_dtypes(name, dtype, build, text, step):
-    # The model rounds its logits, and what it does to them, to `dtype` before its loss upcasts them; ours upcasts first.
+    # The model rounds its logits, and what it does to them, to `dtype` before its loss upcasts them: the fused loss
+    # upcasts first, and both are as far from the truth as that rounding.
     model = build(name).to(dtype)
     eps = torch.finfo(dtype).eps
     _check(model, text(model), step, loss=eps, gradients=16 * eps)

@@ -330,7 +330,8 @@ def test_several_heads_that_are_stacked_are_refused(build, text):
 
 
 def test_entries_that_chameleon_sets(build, text, step):
-    vq = {"base_channels": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1, "embed_dim": 32, "latent_channels": 32}
+    vq = {"base_channels": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1}
+    vq |= {"embed_dim": 32, "latent_channels": 32}
     tokens = {"<image>": 8, "IMGIMGAZ": 20, "IMGIMGBZ": 21}
     model = build("ChameleonForConditionalGeneration", vq_config=vq, vocabulary_map=tokens, swin_norm=False)
     inputs = text(model)

@@ -71,7 +71,7 @@ ELEMENTWISE = {
     "halved softcap": lambda x, _: (x / 3).tanh_() * 3 / 2,
     "bias": lambda x, leaves: x + leaves["bias"].reshape(1, V),
     "bias behind a scale": lambda x, leaves: leaves["bias"] + x * 0.5,
-    "casts": lambda x, _: x.to(torch.float64).double().type_as(torch.empty(0, dtype=torch.float64)).contiguous().clone(),
+    "casts": lambda x, leaves: x.to(torch.float64).double().type_as(leaves["bias"]).contiguous().clone(),
     "a sum of two": lambda x, _: x + 0.5 * (x * 3),
     "a sum behind a scale": lambda x, leaves: (x * 2 + x) * leaves["scalar"],
 }
@@ -199,7 +199,7 @@ UNKNOWN = {
     "as a target": lambda x: F.cross_entropy(torch.ones(B, S, V), x),
     "in place on a view": lambda x: (x.view(-1, V), x.mul_(2)),
     "written elsewhere": lambda x: torch.empty(B, S, V, dtype=x.dtype).copy_(x),
-    "an ATen call": lambda x: torch.ops.aten.exp(x),
+    "an ATen call": torch.ops.aten.exp,
 }
 
 
@@ -224,7 +224,8 @@ def test_materialized_logits_are_the_logits_and_differentiable(leaves):
         expected, got = change(real(leaves)), change(lazy(leaves)).materialize()
         assert type(got) is torch.Tensor
         torch.testing.assert_close(got, expected)
-        for ours, theirs in zip(gradients(got.sin().sum(), leaves), gradients(expected.sin().sum(), leaves), strict=True):
+        pairs = zip(gradients(got.sin().sum(), leaves), gradients(expected.sin().sum(), leaves), strict=True)
+        for ours, theirs in pairs:
             torch.testing.assert_close(ours, theirs)
 
 

@@ -1,12 +1,10 @@
-"""What happens under ``torch.compile``. A module of its own, imported only while compiling: loading the compiler takes as
-long as loading torch itself."""
+"""What happens under ``torch.compile``. Imported only while compiling: loading the compiler takes as long as torch."""
 
 from typing import NoReturn
 
 import torch
 
 from ac_loss.huggingface.errors import FusedLossError
-
 
 _REASON = (
     "torch.compile cannot trace the fused loss of a whole model in training. Compile what is below the head instead: "

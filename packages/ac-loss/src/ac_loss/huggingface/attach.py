@@ -16,10 +16,10 @@ _DECIDED_BY_THE_MODEL = ("ignore_index", "logit_softcapping")
 def use_fused_loss(model: nn.Module, config: LossConfig | None = None) -> FusedLossReport:
     """Train a Hugging Face model without its logits. The model is changed in place; its loss stays its own.
 
-    In a forward in training mode, with gradients on and with ``labels``, the head returns `LazyLogits`, which carry what
-    the model does to them to its own cross-entropy; the rest of the model's loss (shift, ignored labels,
-    ``num_items_in_batch``, auxiliary losses) is computed by the model's own code. Every other forward is as ever. Calling
-    it again with an equal config changes nothing.
+    In a forward in training mode, with gradients on and with ``labels``, the head returns `LazyLogits`, which carry
+    what the model does to them to its own cross-entropy; the rest of the model's loss (shift, ignored labels,
+    ``num_items_in_batch``, auxiliary losses) is computed by the model's own code. Every other forward is as ever.
+    Calling it again with an equal config changes nothing.
 
     Args:
         model: a ``*ForCausalLM`` or ``*ForConditionalGeneration`` (any module with ``get_output_embeddings()`` and
@@ -41,7 +41,9 @@ def use_fused_loss(model: nn.Module, config: LossConfig | None = None) -> FusedL
     attached = attached_forward(model)
     if attached is not None:
         if attached.config != config:
-            raise ValueError(f"config: the model has the fused loss with {attached.config}; call remove_fused_loss first")
+            raise ValueError(
+                f"config: the model has the fused loss with {attached.config}; call remove_fused_loss first"
+            )
         return _report(model, config)
     forward = FusedForward(model, config)
     report = _report(model, config)
@@ -72,8 +74,8 @@ def remove_fused_loss(model: nn.Module) -> None:
         wrapped = getattr(wrapped, "__wrapped__", None) or getattr(wrapped, "__func__", None)
         if isinstance(wrapped, FusedForward):
             raise FusedLossError(
-                f"{type(model).__name__}: its forward was wrapped by another tool after use_fused_loss; undo that first "
-                "(with Accelerate: accelerator.unwrap_model(model, keep_fp32_wrapper=False))"
+                f"{type(model).__name__}: its forward was wrapped by another tool after use_fused_loss; undo that "
+                "first (with Accelerate: accelerator.unwrap_model(model, keep_fp32_wrapper=False))"
             )
 
 

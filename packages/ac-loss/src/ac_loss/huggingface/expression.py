@@ -174,7 +174,7 @@ class Expression:
 def _present(bias: Tensor) -> Tensor:
     if not bias.untyped_storage().size():
         raise FusedLossError(
-            "the model scales or adds to its logits after FSDP2 has freed the head's bias; leave the head to the root's "
-            "unit, or take the fused loss off with ac_loss.huggingface.remove_fused_loss(model)"
+            "the model scales or adds to its logits after FSDP2 has freed the head's bias; leave the head to the "
+            "root's unit, or take the fused loss off with ac_loss.huggingface.remove_fused_loss(model)"
         )
     return bias

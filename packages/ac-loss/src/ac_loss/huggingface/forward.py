@@ -16,8 +16,9 @@ from ac_loss.huggingface.origin import Origin
 # NOTE [ Attachment ]
 # A model has the fused loss when a `FusedForward` is in its instance as `forward`. The module tree, the names and the
 # class stay as they were, and callers that go by the forward alone (PEFT calls `model.forward`) meet it too. It is an
-# object that refers to the model, not a closure: `copy.deepcopy` and `pickle` follow the reference to the copy. Accelerate
-# takes what it finds for a function and binds it to the model once more; the model is then the first argument.
+# object that refers to the model, not a closure: `copy.deepcopy` and `pickle` follow the reference to the copy.
+# Accelerate takes what it finds for a function and binds it to the model once more; the model is then the first
+# argument.
 
 
 class FusedForward:
@@ -82,8 +83,8 @@ class FusedForward:
             self.warned = True
             warnings.warn(
                 f"{type(self.model).__name__} has the fused loss and was called in training without labels: it computes "
-                "its logits in full, as without the fused loss. Pass labels (the Trainer takes them out of the batch "
-                "for label_smoothing_factor and compute_loss_func; LossConfig(label_smoothing=...) is the fused way)",
+                "logits in full, as without the fused loss. Pass labels. (The Trainer takes them out of the batch for "
+                "label_smoothing_factor and compute_loss_func; LossConfig(label_smoothing=...) is the fused way.)",
                 stacklevel=4,
             )
 

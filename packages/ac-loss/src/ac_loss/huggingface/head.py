@@ -17,9 +17,9 @@ from ac_loss.huggingface.origin import GIB, Origin, cost
 
 # NOTE [ The head runs, its product does not ]
 # The head's own forward runs as ever, its hooks included, under a mode that answers `F.linear` onto the vocabulary with
-# lazy logits. So a head that is wrapped (LoRA, modules_to_save) or hooked (offloading) is honoured rather than bypassed,
-# or its operations are refused. Nothing stays on the head between forwards: whoever wraps, replaces or saves it, finds
-# what the model's author put there.
+# lazy logits. So a head that is wrapped (LoRA, modules_to_save) or hooked (offloading) is honoured rather than
+# bypassed, or its operations are refused. Nothing stays on the head between forwards: whoever wraps, replaces or saves
+# it, finds what the model's author put there.
 
 
 def find_heads(model: nn.Module) -> dict[str, nn.Module]:
@@ -62,8 +62,8 @@ def _no_head(model: nn.Module) -> str:
     vocab = getattr(text, "vocab_size", None)
     price = f": {4000 * vocab / GIB:.3g} GiB for 1000 tokens in fp32" if isinstance(vocab, int) else ""
     return (
-        f"{kind}: no module found that makes its logits (get_output_embeddings() names none), so they would be computed "
-        f"in full{price}. Call ac_loss.linear_cross_entropy with its hidden states and the weight of its head"
+        f"{kind}: no module found that makes its logits (get_output_embeddings() names none), so they would be "
+        f"computed in full{price}. Call ac_loss.linear_cross_entropy with its hidden states and the weight of its head"
     )
 
 
@@ -102,8 +102,8 @@ def _lazy_forward(model: nn.Module, path: str, head: nn.Module, origin: Origin) 
             price = f": {cost(logits.shape)}" if isinstance(logits, Tensor) else ""
             raise FusedLossError(
                 f"{origin.model}: its head '{path}' ({type(head).__name__}) does not multiply by F.linear, and made "
-                f"logits in full{price}. The fused loss cannot be used with such a head (a quantized one?): take it off "
-                "with ac_loss.huggingface.remove_fused_loss(model)"
+                f"logits in full{price}. The fused loss cannot be used with such a head (a quantized one?): take it "
+                "off with ac_loss.huggingface.remove_fused_loss(model)"
             )
         return logits
 
@@ -122,14 +122,11 @@ class _LazyLinear(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is not F.linear:
             return func(*args, **kwargs)
-        hidden, weight, bias = _linear_arguments(*args, **kwargs)
+        named = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+        hidden, weight, bias = named["input"], named["weight"], named.get("bias")
         if weight.dim() != 2 or weight.shape[0] != self.vocab:
             return func(*args, **kwargs)
         return lazy_linear(hidden, weight, bias, self.origin)
-
-
-def _linear_arguments(input: Any, weight: Any, bias: Any = None) -> tuple[Any, Any, Any]:
-    return input, weight, bias
 
 
 def lazy_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None, origin: Origin) -> LazyLogits:

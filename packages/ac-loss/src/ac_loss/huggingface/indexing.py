@@ -56,7 +56,7 @@ def whole_columns(expression: Expression, index: Any) -> Tensor | None:
 
 
 def _spelt_out(expression: Expression, index: Any) -> list[Any] | None:
-    """`index` with the ellipsis replaced by slices, the last entry being the vocabulary's; None where it is not last."""
+    """`index` with slices for the ellipsis, the last entry being the vocabulary's; None where that is not last."""
     parts = list(index) if isinstance(index, tuple) else [index]
     parts = [torch.tensor(part) if isinstance(part, list) else part for part in parts]
     missing = len(expression.shape) - sum(_takes(part) for part in parts)

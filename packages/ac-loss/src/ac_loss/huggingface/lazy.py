@@ -107,9 +107,9 @@ def lazy_in(tree: Any) -> Iterator[LazyLogits]:
 _OPERATIONS: dict[Any, Callable[..., Any]] = {}
 
 _PROPERTIES = (
-    "shape dtype device layout ndim requires_grad is_leaf grad_fn is_cpu is_cuda is_meta is_mps is_xpu is_sparse "
-    "is_quantized is_nested itemsize nbytes _version"
-).split()
+    *("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad_fn", "itemsize", "nbytes"),
+    *("is_cpu", "is_cuda", "is_meta", "is_mps", "is_xpu", "is_sparse", "is_quantized", "is_nested", "_version"),
+)
 
 _METADATA = frozenset(getattr(Tensor, name).__get__ for name in _PROPERTIES) | {
     Tensor.size,

@@ -122,7 +122,7 @@ def _same(func: Any, lazy: LazyLogits, **_: Any) -> LazyLogits:
 
 
 @understands(Tensor.detach, torch.detach)
-def _detach(func: Any, lazy: LazyLogits) -> LazyLogits:
+def _detach(_: Any, lazy: LazyLogits) -> LazyLogits:
     return _new(lazy, lazy.expression.detached(), view=True)
 
 
@@ -181,9 +181,9 @@ def _setitem(func: Any, lazy: Any, index: Any, value: Any) -> None:
 
 
 @understands(F.cross_entropy, F.nll_loss)
-def _cross_entropy(
+def _cross_entropy(  # noqa: PLR0917 - torch's signature
     func: Any,
-    input: Any,
+    input: Any,  # noqa: A002 - torch's name
     target: Any,
     weight: Tensor | None = None,
     size_average: bool | None = None,

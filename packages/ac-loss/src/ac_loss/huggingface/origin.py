@@ -72,8 +72,8 @@ class Origin:
                 )
             if weight._version != version:
                 raise FusedLossError(
-                    f"{self.model}: the weight of its head was changed (an optimizer step?) since the forward that made "
-                    "these logits; compute from them before that"
+                    f"{self.model}: the weight of its head was changed (an optimizer step?) since the forward that "
+                    "made these logits; compute from them before that"
                 )
         return compute()
 
