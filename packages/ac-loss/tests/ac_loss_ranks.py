@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+START = 120.0  # seconds for importing torch and meeting the others, on a machine that is busy
 PATIENCE = 5.0  # seconds for the other ranks once one has failed: most wait for it in a collective
 
 
@@ -57,22 +58,31 @@ class Ranks:
         return [answers[rank][1] for rank in range(self._size)]
 
     def close(self) -> None:
+        if not self._pool:
+            return
         for process, pipe in self._pool:
             pipe.close()
             process.join(1.0)
             process.kill()
             process.join()
         self._pool = []
+        self._folder.cleanup()
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        store = str(Path(tempfile.mkdtemp(prefix="ac-loss-ranks-")) / "store")
+        self._folder = tempfile.TemporaryDirectory(prefix="ac-loss-ranks-")
+        store = str(Path(self._folder.name) / "store")
         for rank in range(self._size):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs, store, rank, self._size), daemon=True)
             process.start()
             theirs.close()  # or the end of the process would not end the pipe
             self._pool.append((process, ours))
+        for rank, (_, pipe) in enumerate(self._pool):
+            if not pipe.poll(START):
+                self.close()
+                raise RanksError(f"rank {rank} did not start within {START} s")
+            pipe.recv()
 
 
 def _serve(pipe: Connection, store: str, rank: int, size: int) -> None:
@@ -83,6 +93,7 @@ def _serve(pipe: Connection, store: str, rank: int, size: int) -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=120)
     )
+    pipe.send("ready")
     files: dict[str, Any] = {}
     while True:
         try:

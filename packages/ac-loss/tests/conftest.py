@@ -15,7 +15,7 @@ from ac_loss.backends.torch_backend import chunking
 # With --import-mode=importlib a test file cannot import its neighbours by name; the ranks' processes could not either.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from ac_loss_ranks import Ranks  # noqa: E402
+from ac_loss_ranks import Ranks
 
 
 class Recorder(TorchDispatchMode):
@@ -87,6 +87,22 @@ def draw() -> Callable[..., dict[str, torch.Tensor]]:
 @pytest.fixture(scope="session")
 def gradients() -> Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]:
     return _gradients
+
+
+@pytest.fixture(scope="session")
+def assert_near() -> Callable[..., None]:
+    return _assert_near
+
+
+def _assert_near(got: torch.Tensor | None, right: torch.Tensor | None, dtype: torch.dtype) -> None:
+    """Within a few roundings of ``dtype``, relative to the largest entry."""
+    if right is None or got is None:
+        assert got is right
+        return
+    tolerance = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 1.6e-2}[dtype]
+    right = right.double()
+    scale = right.abs().max().item() if right.numel() else 0.0
+    torch.testing.assert_close(got.double(), right, rtol=0, atol=tolerance * max(scale, 1e-30))
 
 
 def _draw(

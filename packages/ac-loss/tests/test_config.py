@@ -56,7 +56,7 @@ def test_frozen_and_keyword_only():
 
 def test_every_setting_of_the_fused_loss_reaches_the_module():
     settings = {field.name for field in dataclasses.fields(LossConfig)} - {"kind"}
-    assert settings == set(inspect.signature(FusedLinearCrossEntropy).parameters) - {"reduction"}
+    assert settings == set(inspect.signature(FusedLinearCrossEntropy).parameters) - {"reduction", "strict_nan"}
 
 
 def test_registered_for_recipes():

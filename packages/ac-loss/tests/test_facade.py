@@ -32,7 +32,8 @@ def test_public_names():
     names |= {"remove_fused_loss", "use_fused_loss"}
     assert names <= set(ac_loss.__all__)
     assert all(callable(getattr(ac_loss, name)) for name in ac_loss.__all__)
-    assert {*ac_loss.__all__, "reference", "config", "__version__"} <= set(dir(ac_loss))
+    assert {*ac_loss.__all__, "reference", "config", "sharded", "__version__"} <= set(dir(ac_loss))
+    assert ac_loss.sharded.add_loss_method.__module__ == "ac_loss.sharded.method"
     assert ac_loss.reference.linear_cross_entropy.__module__ == "ac_loss.reference"
 
 

@@ -40,7 +40,7 @@ def __getattr__(name: str) -> object:
 
     if name in _HOME:
         value = getattr(importlib.import_module(_HOME[name]), name)
-    elif name in ("config", "huggingface", "reference"):
+    elif name in ("config", "huggingface", "reference", "sharded"):
         value = importlib.import_module(f"ac_loss.{name}")
     else:
         raise AttributeError(f"module 'ac_loss' has no attribute {name!r}")
@@ -49,4 +49,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "config", "huggingface", "reference"})
+    return sorted({*globals(), *__all__, "config", "huggingface", "reference", "sharded"})

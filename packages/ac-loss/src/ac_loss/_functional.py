@@ -1,6 +1,7 @@
 """The public function: checks at the door, then a backend."""
 
 import contextlib
+import math
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
@@ -10,13 +11,22 @@ from ac_loss._main_grad import main_grad_of
 from ac_loss._objective import Objective
 from ac_loss._validation import autocast_dtype, check_tensors, is_sharded, refuse_sharded, select_rows
 from ac_loss.backends import torch_backend
-from ac_loss.config import Accum, Backend, GradMode, check_choice, check_grad_mode, check_integer, check_number
+from ac_loss.config import (
+    Accum,
+    Backend,
+    GradMode,
+    GradReduce,
+    check_choice,
+    check_flag,
+    check_grad_mode,
+    check_integer,
+    check_number,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 Reduction = Literal["none", "sum", "mean"]
-GradReduce = Literal["avg", "sum"]
 
 
 def linear_cross_entropy(  # noqa: PLR0917 - the published signature
@@ -35,6 +45,7 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
     *,
     logit_scale: float = 1.0,
     grad_mode: GradMode = "auto",
+    strict_nan: bool = False,
     grad_reduce_group: "ProcessGroup | None" = None,
     grad_reduce: GradReduce = "avg",
     vocab_parallel_group: "ProcessGroup | None" = None,
@@ -47,8 +58,8 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
     Args:
         hidden: ``[..., hidden_size]``, fp64, fp32, bf16 or fp16; any strides.
         weight: ``[vocab, hidden_size]``, dtype of ``hidden`` (any under ``torch.autocast``). A ``DTensor`` is gathered
-            over the ranks that hold other tokens (FSDP2), if wider than ``hidden`` in the dtype of ``hidden``, and stays
-            sharded over those that hold the same (tensor parallelism); hidden, labels and bias may be ``DTensor`` then.
+            over the ranks that hold other tokens (FSDP2), if wider than ``hidden`` in the dtype of ``hidden``, and
+            stays sharded over those that hold the same (tensor parallelism); the others may be ``DTensor`` then.
         labels: ``[...]``, integers in ``[0, vocab)`` or ``ignore_index``.
         bias: ``[vocab]``.
         ignore_index: label of the tokens that do not count.
@@ -70,6 +81,8 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         grad_mode: ``"forward"`` computes the gradients with the loss and keeps them for the backward: three GEMMs. Not
             for ``"none"``, nor in fp16. ``"recompute"`` keeps nothing but the inputs and computes the logits again in
             the backward: four GEMMs, and the least memory at any time. ``"auto"`` is ``"forward"`` where possible.
+        strict_nan: whether the mean over no label at all is NaN, as in ``torch.nn.functional.cross_entropy``, instead
+            of 0; the gradients are exactly 0 either way.
         grad_reduce_group: the ranks that hold different tokens. The gradient of a ``DTensor`` weight is reduced over
             them. Needed if the names of its mesh's dimensions do not tell (``dp``, ``fsdp``, ``cp``, ...). Changes
             nothing for a plain weight: whoever owns it (DDP, a FSDP forward) reduces its gradient.
@@ -100,6 +113,7 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
     check_number("z_loss", z_loss)
     check_number("logit_scale", logit_scale, above_zero=True)
     check_grad_mode(grad_mode, reduction)
+    check_flag("strict_nan", strict_nan)
     if reduction == "none" and num_label_tokens is not None:
         raise ValueError("num_label_tokens: divides a sum, and reduction 'none' makes none; divide the result instead")
     check_choice("grad_reduce", grad_reduce, get_args(GradReduce))
@@ -121,6 +135,7 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         num_label_tokens=num_label_tokens,
         accum=accum,
         grad_mode=grad_mode,
+        strict_nan=strict_nan,
         grad_reduce_group=grad_reduce_group,
         grad_reduce=grad_reduce,
         vocab_parallel_group=vocab_parallel_group,
@@ -139,6 +154,7 @@ def compute(
     num_label_tokens: int | torch.Tensor | None,
     accum: Accum,
     grad_mode: GradMode,
+    strict_nan: bool,
     grad_reduce_group: "ProcessGroup | None",
     grad_reduce: GradReduce,
     vocab_parallel_group: "ProcessGroup | None",
@@ -183,4 +199,7 @@ def compute(
     kind = "none" if reduction == "none" else "sum"
     with saving:
         loss = torch_backend.run(job, flat, weight, bias, reduction=kind)
-    return loss.reshape(labels.shape) if reduction == "none" else loss
+    if reduction == "none":
+        return loss.reshape(labels.shape)
+    nothing = strict_nan and reduction == "mean" and num_label_tokens is None and not rows.labels.numel()
+    return loss + math.nan if nothing else loss

@@ -22,7 +22,8 @@ class Job:
         accum: where the weight gradient is summed over chunks; ``"main_grad"`` for a weight whose ``main_grad`` has
             been checked (``_main_grad.main_grad_of``), or that is frozen.
         grad_mode: as asked for; ``"forward"`` only where it is possible.
-        labels: ``[n]`` int64 in ``[0, V)``, V of the whole vocabulary, of the rows that count; not shared with the caller.
+        labels: ``[n]`` int64 in ``[0, V)``, of the rows that count; not shared with the caller. V is that of the whole
+            vocabulary.
         rows: ``[n]`` int64, which rows of hidden count; None if all do.
         divisor: of the sum over rows; positive, 1 where there is no sum.
         vocabulary: the part of the vocabulary whose rows weight and bias hold; None if they hold all.

@@ -29,8 +29,9 @@ def main_grad_of(weight: torch.Tensor) -> torch.Tensor:
     dtype = torch.promote_types(weight.dtype, torch.float32)
     remedy = f"it must be a {dtype} tensor {list(weight.shape)} on {weight.device}, kept by the weight's owner"
     if not isinstance(buffer, torch.Tensor):
+        found = "absent" if buffer is None else type(buffer).__name__
         raise ValueError(
-            f"accum: 'main_grad' needs weight.main_grad, which is {'absent' if buffer is None else type(buffer)}; "
+            f"accum: 'main_grad' needs weight.main_grad, which is {found}; "
             f"{remedy} (Megatron-core's DistributedDataParallel sets it); without one use accum='fp32'"
         )
     if buffer.shape != weight.shape or buffer.dtype != dtype or buffer.device != weight.device:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ac_loss._functional import Reduction, linear_cross_entropy
-from ac_loss.config import Accum, Backend, GradMode, LossConfig, check_choice, check_grad_mode
+from ac_loss.config import Accum, Backend, GradMode, LossConfig, check_choice, check_flag, check_grad_mode
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -25,6 +25,7 @@ class FusedLinearCrossEntropy(nn.Module):
         accum: ``"fp32"``, ``"param"`` or ``"main_grad"``: where the weight gradient is summed.
         logit_scale: positive number that multiplies the logits, before the softcap.
         grad_mode: ``"auto"``, ``"forward"`` or ``"recompute"``: when gradients are computed.
+        strict_nan: whether the mean over no label at all is NaN instead of 0.
 
     Raises:
         ValueError: an option is not valid; the message begins with its name.
@@ -42,10 +43,12 @@ class FusedLinearCrossEntropy(nn.Module):
         accum: Accum = "fp32",
         logit_scale: float = 1.0,
         grad_mode: GradMode = "auto",
+        strict_nan: bool = False,
     ) -> None:
         super().__init__()
         check_choice("reduction", reduction, ("none", "sum", "mean"))
         check_grad_mode(grad_mode, reduction)
+        check_flag("strict_nan", strict_nan)
         # The settings are checked when the loss is built, not hours later at the first step.
         self.config = LossConfig(
             ignore_index=ignore_index,
@@ -58,6 +61,7 @@ class FusedLinearCrossEntropy(nn.Module):
             grad_mode=grad_mode,
         )
         self.reduction = reduction
+        self.strict_nan = strict_nan
 
     def forward(
         self,
@@ -100,6 +104,7 @@ class FusedLinearCrossEntropy(nn.Module):
             accum=config.accum,
             logit_scale=config.logit_scale,
             grad_mode=config.grad_mode,
+            strict_nan=self.strict_nan,
             grad_reduce_group=grad_reduce_group,
         )
 
@@ -109,5 +114,5 @@ class FusedLinearCrossEntropy(nn.Module):
             f"ignore_index={config.ignore_index}, logit_softcapping={config.logit_softcapping}, "
             f"reduction={self.reduction!r}, label_smoothing={config.label_smoothing}, z_loss={config.z_loss}, "
             f"backend={config.backend!r}, accum={config.accum!r}, logit_scale={config.logit_scale}, "
-            f"grad_mode={config.grad_mode!r}"
+            f"grad_mode={config.grad_mode!r}, strict_nan={self.strict_nan}"
         )

@@ -1,6 +1,6 @@
 """What is often wanted of the logits besides a loss, without the logits."""
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -66,7 +66,7 @@ def token_statistics(
         TypeError: a tensor argument is not a tensor.
         ValueError: an option, shape, dtype or device is wrong; names it, the constraint and the remedy.
     """
-    check_choice("backend", backend, get_args(Literal["auto", "torch"]))
+    check_choice("backend", backend, ("auto", "torch"))
     check_integer("ignore_index", ignore_index)
     if softcap is not None:
         check_number("softcap", softcap, above_zero=True)

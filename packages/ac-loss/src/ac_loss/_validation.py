@@ -36,8 +36,10 @@ def refuse_sharded(**tensors: torch.Tensor | None) -> None:
     for name, tensor in tensors.items():
         if is_sharded(tensor):
             raise ValueError(
-                f"{name}: is a DTensor (placements {tensor.placements}), and a plain tensor is needed; pass "
-                f"{name}.full_tensor()"
+                f"{name}: is a DTensor (placements {tensor.placements}), and a plain tensor is needed here; pass "
+                f"{name}.full_tensor() where no gradient is wanted (a gathered weight's would be silently wrong), or "
+                "compute inside the forward of the FSDP unit that owns it "
+                "(torch.distributed.fsdp.register_fsdp_forward_method), where it is plain"
             )
 
 

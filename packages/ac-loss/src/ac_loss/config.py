@@ -8,6 +8,7 @@ from typing import Literal, get_args
 Kind = Literal["fused", "plain"]
 Backend = Literal["auto", "torch"]
 Accum = Literal["fp32", "param", "main_grad"]
+GradReduce = Literal["avg", "sum"]
 GradMode = Literal["auto", "forward", "recompute"]
 
 
@@ -29,6 +30,12 @@ def check_integer(name: str, value: object) -> None:
     """Raise ``ValueError`` naming the field and the value, unless ``value`` is an integer."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{name}: {value!r} is not an integer")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise ``ValueError`` naming the field and the value, unless ``value`` is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}: {value!r} is neither True nor False")
 
 
 def check_grad_mode(grad_mode: object, reduction: str) -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from ac_loss_ranks import RanksError
 from torch import nn
 
 from ac_loss import FusedLinearCrossEntropy, linear_cross_entropy
@@ -57,6 +56,7 @@ def error(got: torch.Tensor, right: torch.Tensor) -> float:
 
 def train(
     rank,
+    *,
     route,
     shape=(2,),
     names=("dp",),
@@ -163,13 +163,13 @@ class Collectives(torch.utils._python_dispatch.TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def communicate(rank, shape, names):
+def communicate(rank, shape, names, grad_mode="auto"):
     mesh = dist.init_device_mesh("cpu", shape, mesh_dim_names=names)
     head = nn.Linear(WIDTH, 52, bias=False)
     torch.distributed.fsdp.fully_shard(head, mesh=mesh)
     hidden = torch.ones(5, WIDTH, dtype=torch.bfloat16)
     with Collectives() as forward:
-        loss = linear_cross_entropy(hidden, head.weight, torch.arange(5), reduction="sum")
+        loss = linear_cross_entropy(hidden, head.weight, torch.arange(5), reduction="sum", grad_mode=grad_mode)
     with Collectives() as backward:
         loss.backward()
     return forward.calls, backward.calls
@@ -179,6 +179,13 @@ def test_the_weight_is_cast_before_it_is_gathered_and_its_gradient_reduced_in_it
     for forward, backward in ranks.run(communicate, shape=(2,), names=("fsdp",)):
         assert forward == [("all_gather_into_tensor", 26 * WIDTH, "torch.bfloat16")]
         assert backward == [("reduce_scatter_tensor", 52 * WIDTH, "torch.float32")]
+
+
+def test_a_recomputation_gathers_again(ranks):
+    gathered = ("all_gather_into_tensor", 26 * WIDTH, "torch.bfloat16")
+    for forward, backward in ranks.run(communicate, shape=(2,), names=("fsdp",), grad_mode="recompute"):
+        assert forward == [gathered]
+        assert backward == [gathered, ("reduce_scatter_tensor", 52 * WIDTH, "torch.float32")]
 
 
 def test_replicas_are_reduced_when_the_gradient_is_a_shard(four_ranks):
@@ -218,6 +225,39 @@ def mix_precisions(rank, autocast):
 @pytest.mark.parametrize("autocast", [False, True])
 def test_mixed_precision(ranks, autocast):
     assert max(ranks.run(mix_precisions, autocast=autocast)) < 1e-6
+
+
+def follow_a_policy(rank):
+    """The head's gradient by both routes under FSDP2's mixed precision, and its error."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    tokens, labels = batch(2, "some")
+    count = int((labels != -100).sum())
+    mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    gradients = []
+    for route in ("method", "weight"):
+        model, _, right = model_and_truth(tokens, labels)
+        model.float()
+        for unit in (model.lm_head, model):
+            fully_shard(unit, mesh=mesh, mp_policy=policy)
+        add_loss_method(model.lm_head, num_label_tokens=count)
+        hidden = model(tokens[rank])
+        assert hidden.dtype == torch.bfloat16
+        if route == "method":
+            loss = model.lm_head.loss(hidden, labels[rank])
+        else:
+            loss = linear_cross_entropy(hidden, model.lm_head.weight, labels[rank], num_label_tokens=count)
+        (2 * loss).backward()
+        gradients.append(model.lm_head.weight.grad.full_tensor())
+        assert loss.dtype == gradients[-1].dtype == torch.float32
+    return error(gradients[1], gradients[0]), error(gradients[1], right["lm_head.weight"])
+
+
+def test_mixed_precision_policy(ranks):
+    for between, wrong in ranks.run(follow_a_policy):
+        assert between < 1e-6
+        assert wrong < 1e-2
 
 
 def keep(rank, reduction):
@@ -286,14 +326,3 @@ def gather_naively(rank):
 def test_full_tensor_is_still_wrong(ranks):
     # If torch ever changes this, the note in gather.py and the README's warning go.
     assert min(ranks.run(gather_naively)) > 0.1
-
-
-def test_ranks_report_a_failure(ranks):
-    with pytest.raises(RanksError, match=r"rank 0: .*\n(.*\n)*.*no case of that name"):
-        ranks.run(fail_on_rank_0)
-
-
-def fail_on_rank_0(rank):
-    if rank == 0:
-        raise KeyError("no case of that name")
-    dist.barrier()

@@ -1,6 +1,7 @@
 """A vocabulary sharded over two ranks, against the specification on one."""
 
 import itertools
+from unittest import mock
 
 import pytest
 import torch
@@ -25,23 +26,23 @@ def distance(got, right):
     return (got.double() - right.double()).abs().max().item() / max(right.double().abs().max().item(), 1e-30)
 
 
-def truth(hidden, weight, bias, labels, upstream, options):
+def truth(hidden, weight, bias, labels, *, upstream, options):
     leaves = [t.double().clone().requires_grad_() if t is not None else None for t in (hidden, weight, bias)]
-    loss = spec(leaves[0], leaves[1], labels, leaves[2], **options)
+    theirs = {k: v for k, v in options.items() if k != "grad_mode"}
+    loss = spec(leaves[0], leaves[1], labels, leaves[2], **theirs)
     (loss * upstream).sum().backward()
     return loss.detach(), *(None if leaf is None else leaf.grad for leaf in leaves)
 
 
-def compare(rank, case, vocab, uneven=None, dtype=torch.float64, ignored=0.3, lying="dtensor"):
+def compare(rank, *, case, vocab, uneven=None, dtype=torch.float64, ignored=0.3, lying="dtensor"):
     """The largest distance, relative to the largest entry, of the loss and the three gradients."""
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-    options, with_bias, rows = CASES[case]
-    chunking.ROWS_WIDE = chunking.ROWS_FLOOR = rows  # some chunks in these few tokens
+    options, with_bias = CASES[case]
     hidden, weight, bias, labels = draw(vocab, dtype, ignored)
     bias = bias if with_bias else None
     upstream = torch.linspace(-1, 2, labels.numel()).double().reshape(SHAPE) if options["reduction"] == "none" else 1.5
-    right = truth(hidden, weight, bias, labels, upstream, options)
+    right = truth(hidden, weight, bias, labels, upstream=upstream, options=options)
 
     mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     start, stop = uneven[rank] if uneven else (rank * -(-vocab // 2), min(vocab, (rank + 1) * -(-vocab // 2)))
@@ -57,8 +58,9 @@ def compare(rank, case, vocab, uneven=None, dtype=torch.float64, ignored=0.3, ly
     elif lying == "dtensor, sequence parallel":
         hidden = distribute_tensor(hidden, mesh, [Shard(1)])
     leaves = [None if t is None else t.requires_grad_() for t in (hidden, weight, bias)]
-    loss = linear_cross_entropy(hidden, weight, labels, bias, vocab_parallel_group=group, **options)
-    (loss * upstream).sum().backward()
+    with mock.patch.multiple(chunking, **SMALL):
+        loss = linear_cross_entropy(hidden, weight, labels, bias, vocab_parallel_group=group, **options)
+        (loss * upstream).sum().backward()
 
     got = [loss.detach()]
     for leaf in leaves:
@@ -71,21 +73,27 @@ def compare(rank, case, vocab, uneven=None, dtype=torch.float64, ignored=0.3, ly
     return max(distance(whole(g), r) for g, r in zip(got, right, strict=True) if r is not None)
 
 
-CASES = {
-    f"{reduction}, {name}": (options | {"reduction": reduction}, bias, rows)
-    for reduction, (name, (options, bias, rows)) in itertools.product(
-        ("mean", "sum", "none"),
-        {
-            "plain": ({}, False, 256),
-            "bias": ({}, True, 7),
-            "softcap and scale": ({"softcap": 1.5, "logit_scale": 0.6}, False, 7),
-            "smoothing": ({"label_smoothing": 0.2}, False, 7),
-            "z": ({"z_loss": 0.05}, False, 7),
-            "all": ({"softcap": 3.0, "logit_scale": 1.7, "label_smoothing": 0.1, "z_loss": 0.01}, True, 4),
-        }.items(),
-    )
+OPTIONS = {
+    "plain": ({}, False),
+    "bias": ({}, True),
+    "softcap and scale": ({"softcap": 1.5, "logit_scale": 0.6}, False),
+    "smoothing": ({"label_smoothing": 0.2}, False),
+    "z": ({"z_loss": 0.05}, False),
+    "all": ({"softcap": 3.0, "logit_scale": 1.7, "label_smoothing": 0.1, "z_loss": 0.01}, True),
 }
-CASES["sum, over 50"] = ({"reduction": "sum", "num_label_tokens": 50}, False, 7)
+REDUCTIONS = {
+    "mean": {"reduction": "mean"},
+    "sum": {"reduction": "sum", "num_label_tokens": 50},
+    "none": {"reduction": "none"},
+    "recompute": {"reduction": "mean", "grad_mode": "recompute"},
+}
+CASES = {
+    f"{reduction}, {name}": (REDUCTIONS[reduction] | options, bias)
+    for reduction, (name, (options, bias)) in itertools.product(REDUCTIONS, OPTIONS.items())
+}
+# Some chunks and tiles in these few tokens and classes.
+SMALL = {"ROWS_WIDE": 7, "ROWS_NARROW": 7, "ROWS_FLOOR": 7}
+SMALL |= {"TILE_ROWS": 8, "TILE_COLUMNS_FLOOR": 1, "TILE_COLUMNS_STEP": 5}
 LYINGS = ("dtensor", "dtensor, replicated hidden", "dtensor, sequence parallel", "plain")
 
 
@@ -95,13 +103,13 @@ def test_equals_the_specification(ranks, case):
 
 
 @pytest.mark.parametrize("lying", LYINGS)
-@pytest.mark.parametrize("case", ["mean, all", "none, all"])
+@pytest.mark.parametrize("case", ["mean, all", "recompute, all"])
 def test_ways_to_lie(ranks, case, lying):
     assert max(ranks.run(compare, case=case, vocab=31, lying=lying)) < 1e-12
 
 
 @pytest.mark.parametrize("uneven", [((0, 1), (1, 31)), ((0, 28), (28, 31))])
-@pytest.mark.parametrize("case", ["mean, all", "none, all"])
+@pytest.mark.parametrize("case", ["mean, all", "recompute, all"])
 def test_shards_of_any_sizes(ranks, case, uneven):
     assert max(ranks.run(compare, case=case, vocab=31, lying="plain", uneven=uneven)) < 1e-12
 
@@ -130,34 +138,28 @@ class Counter(torch.utils._python_dispatch.TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def count(rank, reduction, smoothing):
-    chunking.ROWS_WIDE = chunking.ROWS_FLOOR = 7
-    hidden, weight, bias, labels = draw(31, ignored=0.0)  # 30 tokens: 5 chunks
+def count(rank, **options):
+    hidden, weight, bias, labels = draw(31, ignored=0.0)  # 30 tokens: 5 chunks of 6
     mine = slice(0, 16) if rank == 0 else slice(16, 31)
     leaves = hidden.requires_grad_(), weight[mine].requires_grad_(), bias[mine].requires_grad_()
-    with Counter() as forward:
-        loss = linear_cross_entropy(
-            *leaves[:2],
-            labels,
-            leaves[2],
-            reduction=reduction,
-            label_smoothing=smoothing,
-            z_loss=0.1,
-            vocab_parallel_group=dist.group.WORLD,
-        )
-    with Counter() as backward:
-        loss.sum().backward()
+    with mock.patch.multiple(chunking, **SMALL):
+        with Counter() as forward:
+            loss = linear_cross_entropy(
+                *leaves[:2], labels, leaves[2], z_loss=0.1, vocab_parallel_group=dist.group.WORLD, **options
+            )
+        with Counter() as backward:
+            loss.sum().backward()
     return forward.names, backward.names
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_two_all_reduces_a_chunk_and_one_for_hidden(ranks, smoothing):
-    for forward, backward in ranks.run(count, reduction="mean", smoothing=smoothing):
-        assert forward == ["allgather_"] + ["allreduce_"] * (2 * 5)
+@pytest.mark.parametrize(
+    ("options", "chunks"), [({"reduction": "mean"}, 5), ({"reduction": "none"}, 1), ({"grad_mode": "recompute"}, 1)]
+)
+def test_two_all_reduces_a_chunk_and_one_for_hidden(ranks, options, chunks, smoothing):
+    for forward, backward in ranks.run(count, label_smoothing=smoothing, **options):
+        assert forward == ["allgather_"] + ["allreduce_"] * (2 * chunks)
         assert backward == ["allreduce_"]
-    for forward, backward in ranks.run(count, reduction="none", smoothing=smoothing):
-        assert forward == ["allgather_"] + ["allreduce_"] * (2 * 5)
-        assert backward == ["allreduce_"] * (2 * 5 + 1)
 
 
 def backward_twice(rank):
@@ -172,6 +174,24 @@ def backward_twice(rank):
 
 def test_backward_twice(ranks):
     assert ranks.run(backward_twice) == [True, True]
+
+
+def keep_main_grad(rank, grad_mode):
+    hidden, weight, _, labels = draw(30)
+    mine = weight[rank * 15 :][:15].clone().requires_grad_()
+    mine.main_grad = torch.ones_like(mine)
+    shared = {"vocab_parallel_group": dist.group.WORLD, "grad_mode": grad_mode}
+    linear_cross_entropy(hidden, mine, labels, **shared).backward()
+    right = mine.grad.clone()
+    linear_cross_entropy(hidden, mine, labels, accum="main_grad", **shared).backward()
+    return torch.equal(mine.grad, right), distance(mine.main_grad, right + 1)
+
+
+@pytest.mark.parametrize("grad_mode", ["forward", "recompute"])
+def test_main_grad_of_this_rank_s_rows(ranks, grad_mode):
+    for untouched, wrong in ranks.run(keep_main_grad, grad_mode=grad_mode):
+        assert untouched
+        assert wrong < 1e-12
 
 
 # What may not be ------------------------------------------------------------------------------------------------------

@@ -83,8 +83,9 @@ class FusedForward:
             self.warned = True
             warnings.warn(
                 f"{type(self.model).__name__} has the fused loss and was called in training without labels: it "
-                "computes logits in full, as without the fused loss. Pass labels. (The Trainer takes them out of the batch for "
-                "label_smoothing_factor and compute_loss_func; LossConfig(label_smoothing=...) is the fused way.)",
+                "computes logits in full, as without the fused loss. Pass labels. (The Trainer takes them out of the "
+                "batch for label_smoothing_factor and compute_loss_func; LossConfig(label_smoothing=...) is the fused "
+                "way.)",
                 stacklevel=4,
             )
 

@@ -7,21 +7,20 @@ takes them for copies of one gradient instead, keeps each rank's own rows, and i
 1. The cast to the dtype of the products comes before the all-gather: a fp32 weight under bf16 products moves half.
 2. The gradient is reduced in the dtype of the weight, over sharded mesh dimensions first and over replicated ones
    (HSDP) then, when it is one shard small.
-3. The whole weight lives for the forward only. What autograd would keep of it for a backward is the shard, gathered once
-   more when it is asked for.
+3. The whole weight lives for the forward only. What autograd would keep of it for a backward is the shard, gathered
+   once more when it is asked for.
 4. A rank without labels runs the same collectives as the others: nothing here depends on what the tokens are.
 """
 
 import contextlib
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from ac_loss.config import GradReduce
 from ac_loss.sharded.mesh import Role, describe, unknown_role
-
-GradReduce = Literal["avg", "sum"]
 
 
 class Layout(NamedTuple):
@@ -49,19 +48,19 @@ def layout(name: str, tensor: DTensor, roles: Sequence[Role | None], grad_reduce
     for dim, (role, placement) in enumerate(zip(roles, tensor.placements, strict=True)):
         alone = mesh.size(dim) == 1
         if placement.is_partial():
-            raise ValueError(f"{name}: is {placement} over {describe(mesh, dim)}, a sum that is not complete; reduce it")
+            raise ValueError(f"{name}: is {placement} over {describe(mesh, dim)}, an incomplete sum; reduce it")
         if role is None and needs_grad and not alone:
             raise unknown_role(name, mesh, dim)
         if role == "tensor" and not alone and not placement.is_replicate():
             if type(placement) is not Shard or placement.dim != 0:
                 raise ValueError(
-                    f"{name}: is {placement} over {describe(mesh, dim)}, and only rows of the vocabulary may be sharded "
-                    "over ranks with the same tokens, by Shard(0); parallelize the head with ColwiseParallel"
+                    f"{name}: is {placement} over {describe(mesh, dim)}, and over ranks with the same tokens only rows "
+                    "of the vocabulary may be sharded, by Shard(0); parallelize the head with ColwiseParallel"
                 )
             if vocabulary_dim is not None:
                 raise ValueError(
-                    f"{name}: the vocabulary is sharded over two tensor-parallel dimensions, {vocabulary_dim} and {dim}; "
-                    "shard it over one, or flatten them into one"
+                    f"{name}: the vocabulary is sharded over two tensor-parallel dimensions, {vocabulary_dim} and "
+                    f"{dim}; shard it over one, or flatten them into one"
                 )
             vocabulary_dim = dim
         if role == "tensor" and not alone:
@@ -75,7 +74,7 @@ def layout(name: str, tensor: DTensor, roles: Sequence[Role | None], grad_reduce
 
 
 def gather(tensor: DTensor, lay: Layout, dtype: torch.dtype) -> torch.Tensor:
-    """The plain tensor that this rank computes with, in ``dtype``; differentiable. See NOTE [ A gathered weight ... ]."""
+    """The plain tensor that this rank computes with, in ``dtype``; differentiable, as the NOTE above says."""
     return _Gather.apply(tensor, lay, dtype)
 
 
@@ -112,11 +111,11 @@ def kept_sharded(
     whole: torch.Tensor, tensor: DTensor, lay: Layout
 ) -> contextlib.AbstractContextManager[torch.autograd.graph.saved_tensors_hooks]:
     """A context in which autograd saves ``tensor``, the shard, when it is asked to save ``whole``."""
-    storage, dtype, shard = whole.untyped_storage().data_ptr(), whole.dtype, tensor.detach()
-    version = shard._version
+    storage, shape, dtype = whole.untyped_storage().data_ptr(), whole.shape, whole.dtype
+    shard, version = tensor.detach(), tensor._version
 
     def pack(saved: torch.Tensor) -> torch.Tensor | None:
-        return None if saved.untyped_storage().data_ptr() == storage and saved.shape == whole_shape else saved
+        return None if saved.untyped_storage().data_ptr() == storage and saved.shape == shape else saved
 
     def unpack(kept: torch.Tensor | None) -> torch.Tensor:
         if kept is not None:
@@ -128,5 +127,4 @@ def kept_sharded(
             )
         return _whole(shard, lay, dtype)
 
-    whole_shape = whole.shape
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)

@@ -8,7 +8,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from ac_loss._validation import check_are_tensors, check_tensors
-from ac_loss.sharded.gather import GradReduce, Layout, gather, kept_sharded, layout
+from ac_loss.config import GradReduce
+from ac_loss.sharded.gather import Layout, gather, kept_sharded, layout
 from ac_loss.sharded.mesh import describe, dim_ranks, mesh_roles, unknown_role
 from ac_loss.sharded.vocabulary import VocabShard, meet, summed_gradient
 
@@ -135,8 +136,8 @@ def _head(weight: torch.Tensor, bias: torch.Tensor | None, groups: Groups) -> _H
         bias_lay = layout("bias", bias, roles, groups.grad_reduce)
         if bias_lay.vocabulary_dim != lay.vocabulary_dim:
             raise ValueError(
-                f"bias: has placements {bias.placements} and weight {weight.placements}; over tensor-parallel ranks both "
-                "must be sharded by rows of the vocabulary, or neither"
+                f"bias: has placements {bias.placements} and weight {weight.placements}; over tensor-parallel ranks "
+                "both must be sharded by rows of the vocabulary, or neither"
             )
     if lay.vocabulary_dim is not None:
         return _Head(lay, bias_lay, mesh.get_group(lay.vocabulary_dim), dim_ranks(mesh, [lay.vocabulary_dim]))

@@ -37,7 +37,7 @@ def role_of_name(name: str) -> Role | None:
 def mesh_roles(
     mesh: DeviceMesh, *, data_group: dist.ProcessGroup | None, tensor_group: dist.ProcessGroup | None
 ) -> tuple[Role | None, ...]:
-    """The role of each dimension of ``mesh``; None where neither a name nor a group tells. See NOTE [ Told, not guessed ].
+    """The role of each dimension of ``mesh``; None where neither a name nor a group tells.
 
     Args:
         mesh: of a ``DTensor``.
@@ -54,23 +54,24 @@ def mesh_roles(
     for role, group in groups.items():
         if group is None:
             continue
-        dims = _dims_of(mesh, group, _ARGUMENTS[role])
-        for dim in range(mesh.ndim):
-            by_name = roles[dim]
-            if dim in dims and (by_name not in (None, role) or dim in told):
+        argument = _ARGUMENTS[role]
+        dims = _dims_of(mesh, group, argument)
+        for dim in dims:
+            if roles[dim] not in (None, role) or dim in told:
+                by_name = f"is {roles[dim]} parallel by its name"
+                by_whom = f"{_ARGUMENTS[told[dim]]} covers too" if dim in told else by_name
                 raise ValueError(
-                    f"{_ARGUMENTS[role]}: covers {describe(mesh, dim)}, "
-                    + (f"which {_ARGUMENTS[told[dim]]} covers too" if dim in told else f"a {by_name}-parallel name")
-                    + "; ranks hold either different tokens (grad_reduce_group) or the same tokens and different rows "
-                    "of the vocabulary (vocab_parallel_group): pass each group where it belongs"
+                    f"{argument}: covers {describe(mesh, dim)}, which {by_whom}; ranks hold either different tokens "
+                    "(grad_reduce_group) or the same tokens and different rows of the vocabulary "
+                    "(vocab_parallel_group): pass each group where it belongs"
                 )
-            if dim in dims:
-                told[dim] = role
-            elif by_name == role and mesh.size(dim) > 1:
+            told[dim] = role
+        for dim in set(range(mesh.ndim)).difference(dims):
+            if roles[dim] == role and mesh.size(dim) > 1:
+                ranks = dist.get_process_group_ranks(group)
                 raise ValueError(
-                    f"{_ARGUMENTS[role]}: its ranks {dist.get_process_group_ranks(group)} leave out {describe(mesh, dim)}"
-                    f", which is {by_name} parallel by its name; pass the group of all {role}-parallel ranks (for more "
-                    "than one dimension: mesh[names]._flatten().get_group()), or none, and the names decide"
+                    f"{argument}: its ranks {ranks} leave out {describe(mesh, dim)}, which is {role} parallel by its "
+                    f"name; pass the group of all {role}-parallel ranks, or none, and the names decide"
                 )
     return tuple(told.get(dim, roles[dim]) for dim in range(mesh.ndim))
 
@@ -79,8 +80,8 @@ def unknown_role(name: str, mesh: DeviceMesh, dim: int) -> ValueError:
     """The error for a tensor that lies over a dimension of which nothing tells the role."""
     return ValueError(
         f"{name}: is a DTensor over {describe(mesh, dim)}, and nothing tells whether those {mesh.size(dim)} ranks hold "
-        "different tokens (FSDP: the weight is gathered and its gradient reduced) or the same tokens and different rows "
-        "of the vocabulary (tensor parallelism: the weight stays sharded). Either name the mesh's dimensions, "
+        "different tokens (FSDP: the weight is gathered and its gradient reduced) or the same tokens and different "
+        "rows of the vocabulary (tensor parallelism: the weight stays sharded). Either name the mesh's dimensions, "
         "init_device_mesh(..., mesh_dim_names=('dp',)) or ('tp',), or pass the group of those ranks as "
         "grad_reduce_group or as vocab_parallel_group. Under FSDP2 ac_loss.sharded.add_loss_method needs neither"
     )

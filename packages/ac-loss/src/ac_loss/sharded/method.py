@@ -28,8 +28,8 @@ def add_loss_method(head: nn.Linear, name: str = "loss", **options: Any) -> None
     """
     if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
         raise TypeError(
-            f"head: {type(head).__name__} is not a plain nn.Linear, and the loss would not be that of its output; merge "
-            "an adapter first, or write the method yourself and register it with "
+            f"head: {type(head).__name__} is not a plain nn.Linear, and the loss would not be that of its output; "
+            "merge an adapter first, or write the method yourself and register it with "
             "torch.distributed.fsdp.register_fsdp_forward_method"
         )
     if hasattr(head, name):

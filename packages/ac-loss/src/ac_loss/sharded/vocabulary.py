@@ -5,6 +5,8 @@ Each rank has the logits of its own rows of the weight. A row's loss needs of th
 of the exponentials, the label's logit (which one rank has) and, for label smoothing, the sum of the logits: one
 all-reduce for the first, one for the rest together. Everything after that is local: each rank has the gradient of its
 own logits and of its own rows of the weight, and an addend of the gradient of hidden.
+A recomputing loss has the statistics of all its rows before it asks, so there it is two for a call, and the backward
+has them already.
 1. So every rank makes the same chunks, whatever the size of its shard: they are sized by the widest one.
 2. Labels that differ between the ranks would give a plausible wrong loss, or a hang. They are compared, once a call.
 """
@@ -75,10 +77,10 @@ def meet(group: dist.ProcessGroup, ranks: Sequence[int], width: int, labels: tor
     for rank, (theirs, *tokens) in zip(ranks, told, strict=True):
         if tokens != told[0][1:]:
             raise ValueError(
-                f"labels: rank {rank} has other labels than rank {ranks[0]} ({tokens[0]} and {told[0][1]} of them), and "
-                "both are in the vocabulary-parallel group, whose ranks must hold the same tokens; give them the same "
-                "batch (split the data over the data-parallel ranks only), or pass the group as grad_reduce_group if "
-                "the weight is sharded by FSDP"
+                f"labels: rank {rank} has other labels than rank {ranks[0]} ({tokens[0]} and {told[0][1]} of them), "
+                "and both are in the vocabulary-parallel group, whose ranks must hold the same tokens; give them the "
+                "same batch (split the data over the data-parallel ranks only), or pass the group as "
+                "grad_reduce_group if the weight is sharded by FSDP"
             )
         if theirs == 0:
             raise ValueError(

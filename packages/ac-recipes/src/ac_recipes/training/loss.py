@@ -61,7 +61,13 @@ class HeadLoss:
         if self.config.kind == "plain":
             return reference.linear_cross_entropy(hidden, self.head.weight, labels, **shared)
         return linear_cross_entropy(
-            hidden, self.head.weight, labels, backend=self.config.backend, accum=self.config.accum, **shared
+            hidden,
+            self.head.weight,
+            labels,
+            backend=self.config.backend,
+            accum=self.config.accum,
+            grad_mode=self.config.grad_mode,
+            **shared,
         )
 
 

@@ -12,7 +12,7 @@ LOGITS_BYTES = 128 * MIB
 # Elementwise passes over a block, and slabs of the weight gradient, are worth keeping in a CPU's cache; a CPU also
 # converts a whole operand before adding it to another dtype. Elsewhere bigger pieces mean fewer launches.
 BLOCK_BYTES_CPU, BLOCK_BYTES_OTHER = 16 * MIB, 64 * MIB
-SLAB_BYTES_CPU, SLAB_BYTES_OTHER = 8 * MIB, 64 * MIB
+SLAB_BYTES_CPU, SLAB_BYTES_OTHER = 4 * MIB, 64 * MIB
 
 # Tiles of the recomputing sweep, 4096 tokens by 2048 classes on a CPU: many tokens, for the weight gradient is summed
 # over them inside one product. However few the tokens, a tile is an eighth of a large vocabulary at most.

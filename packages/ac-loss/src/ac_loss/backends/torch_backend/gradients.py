@@ -118,7 +118,7 @@ def add_product(target: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *
     # The product must stay in the narrow dtype (a bf16 GEMM is over twice as fast) and be summed in the wide one; a
     # slab of rows at a time, for at real sizes the whole product would be a GiB.
     height, width = target.shape
-    rows = min(height, slab_rows(right.device.type, width * right.element_size()))
+    rows = max(1, min(height, slab_rows(right.device.type, width * right.element_size())))
     slab = right.new_empty(rows, width)
     for start, stop in spans(height, rows):
         part = torch.mm(left[start:stop], right, out=slab[: stop - start])

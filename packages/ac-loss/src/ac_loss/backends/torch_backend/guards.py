@@ -17,8 +17,8 @@ def refuse_double_backward() -> None:
     # Gradients are enabled inside a backward only under create_graph=True.
     if torch.is_grad_enabled():
         raise RuntimeError(
-            "linear_cross_entropy: a backward with create_graph=True needs second derivatives, which the fused loss "
-            "does not have; use ac_loss.reference.linear_cross_entropy, which holds [tokens, vocab] logits"
+            "ac_loss: a backward with create_graph=True needs second derivatives, and what is computed without logits "
+            "has none; use the function of the same name in ac_loss.reference, which holds [tokens, vocab] logits"
         )
 
 

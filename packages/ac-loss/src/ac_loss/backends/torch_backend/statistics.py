@@ -185,6 +185,7 @@ def _differentiate(tiles: Tiles, upstream: _Upstream, wanted: Wanted, into: torc
             upstream.write_(tile, rows, *tiles.positions(rows, classes))
             if slope is not None:
                 tile.mul_(slope)
+                del slope  # as large as the tile, and the next one is made before this name is taken again
             if grad_bias is not None:
                 grad_bias[classes].add_(tile.sum(0))
             grad_logits = tiles.narrowed(tile)
