@@ -11,16 +11,27 @@ if TYPE_CHECKING:
     from ac_loss._module import FusedLinearCrossEntropy
     from ac_loss._statistics import TokenStatistics, token_statistics
     from ac_loss.config import LossConfig
+    from ac_loss.huggingface import remove_fused_loss, use_fused_loss
 
 __version__ = "0.1.0"
-__all__ = ["FusedLinearCrossEntropy", "LossConfig", "TokenStatistics", "linear_cross_entropy", "token_statistics"]
+__all__ = [
+    "FusedLinearCrossEntropy",
+    "LossConfig",
+    "TokenStatistics",
+    "linear_cross_entropy",
+    "remove_fused_loss",
+    "token_statistics",
+    "use_fused_loss",
+]
 
 _HOME = {
     "FusedLinearCrossEntropy": "ac_loss._module",
     "LossConfig": "ac_loss.config",
     "TokenStatistics": "ac_loss._statistics",
     "linear_cross_entropy": "ac_loss._functional",
+    "remove_fused_loss": "ac_loss.huggingface",
     "token_statistics": "ac_loss._statistics",
+    "use_fused_loss": "ac_loss.huggingface",
 }
 
 
@@ -29,7 +40,7 @@ def __getattr__(name: str) -> object:
 
     if name in _HOME:
         value = getattr(importlib.import_module(_HOME[name]), name)
-    elif name in ("config", "reference", "sharded"):
+    elif name in ("config", "huggingface", "reference", "sharded"):
         value = importlib.import_module(f"ac_loss.{name}")
     else:
         raise AttributeError(f"module 'ac_loss' has no attribute {name!r}")
@@ -38,4 +49,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "config", "reference", "sharded"})
+    return sorted({*globals(), *__all__, "config", "huggingface", "reference", "sharded"})
