@@ -41,7 +41,7 @@ _HOME = {
     "reset_stats": "ac_moe.cache.stats",
     "stats": "ac_moe.cache.stats",
 }
-_SUBMODULES = ("config", "errors")
+_SUBMODULES = ("config", "errors", "reference")
 
 
 def __getattr__(name: str) -> object:
