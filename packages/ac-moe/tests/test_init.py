@@ -40,14 +40,20 @@ def test_facade() -> None:
     assert ac_moe.__all__ == [
         "AllToAllDispatcher",
         "Dispatched",
+        "HybridEPDispatcher",
         "MoEConfig",
+        "MoETailError",
         "RecomputeCacheError",
         "RecomputeRoutingMismatchError",
         "Stats",
         "__version__",
         "context_fn",
+        "experts",
+        "reference",
         "reset_stats",
+        "routing",
         "stats",
+        "wrap_reentrant",
     ]
     assert set(ac_moe.__all__) <= set(dir(ac_moe))
     for name in ac_moe.__all__:

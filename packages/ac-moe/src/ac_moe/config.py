@@ -7,10 +7,7 @@ from typing import Literal, get_args
 from ac_moe._choices import choice_mistake
 
 # Names of the design that this version refuses. What is missing here is implemented.
-NOT_BUILT: dict[str, tuple[str, ...]] = {
-    "dispatcher": ("hybridep",),
-    "dispatcher_recompute_cache": ("moe_tail",),
-}
+NOT_BUILT: dict[str, tuple[str, ...]] = {}
 
 
 def built_choices(field: str, known: tuple[str, ...]) -> tuple[str, ...]:
@@ -27,14 +24,16 @@ class MoEConfig:
     """
 
     dispatcher: Literal["alltoall", "hybridep"] = "alltoall"
-    """How tokens reach the ranks of their experts. `alltoall` is plain `torch.distributed`, on any backend."""
+    """How tokens reach the ranks of their experts. `alltoall` is plain `torch.distributed`, on any backend;
+    `hybridep` is DeepEP's HybridEP, where it is installed."""
 
     experts: Literal["torch_mm"] = "torch_mm"
     """How the experts multiply: torch's own matrix products."""
 
     dispatcher_recompute_cache: Literal["none", "combine", "moe_tail"] = "none"
     """What a checkpointed block keeps of each MoE layer for its recompute. `combine` keeps the layer's output,
-    `[tokens, hidden]` per layer and in-flight microbatch, and skips the combine's communication in the recompute."""
+    `[tokens, hidden]` per layer and in-flight microbatch, and skips the combine's communication in the recompute.
+    `moe_tail` also skips the GEMM of the down projection, whose output only feeds that combine."""
 
     def __post_init__(self) -> None:
         mistakes = []

@@ -5,11 +5,9 @@ import torch
 from ac_moe.cache.modes import without_dispatch_modes
 from ac_moe.cache.region import claim
 from ac_moe.dispatch.alltoall_exchange import AllToAllExchange, plan
-from ac_moe.dispatch.base import Dispatched, Dispatcher
+from ac_moe.dispatch.base import Dispatcher
 from ac_moe.errors import RecomputeRoutingMismatchError
 from ac_moe.routing.check import ROUTING
-
-__all__ = ["AllToAllDispatcher", "Dispatched"]
 
 
 class AllToAllDispatcher(Dispatcher):
