@@ -274,15 +274,12 @@ def left(rank: int, kind: str, mode: str) -> dict[str, int]:
     seen = weakref.ref(x)
     loss = loss_of(checkpointed_as(kind, mode)(model, x))
     loss.backward()
-    buffers = len(_buffers)
     del x
-    held = {"input": int(seen() is not None)}
-    if kind == "reentrant":  # torch's node holds its context, and with it the forward's handle, as long as the loss is
-        del loss
+    held = {"input": int(seen() is not None), "buffers": len(_buffers)}
     gc.collect()
     held["exchanges"] = sum(type(o) is HybridEPExchange for o in gc.get_objects())
-    held |= {"kept": ac_moe.stats().live_entries, "pinned": ac_moe.stats().live_pinned, "buffers": buffers}
-    del model
+    held |= {"kept": ac_moe.stats().live_entries, "pinned": ac_moe.stats().live_pinned}
+    del loss, model  # a reentrant checkpoint's node holds its block
     gc.collect()
     return held | {"buffers after": len(_buffers)}
 
@@ -292,6 +289,23 @@ def left(rank: int, kind: str, mode: str) -> dict[str, int]:
 def test_nothing_outlives_the_backward(ranks: Ranks, kind: str, mode: str) -> None:
     expected = {"input": 0, "exchanges": 0, "kept": 0, "pinned": 0, "buffers": 1, "buffers after": 0}
     assert ranks.run(left, kind=kind, mode=mode) == [expected] * 2
+
+
+def second(rank: int) -> str:
+    dispatcher = ac_moe.HybridEPDispatcher(EXPERTS, buffer=HybridEPBuffer)
+    tokens = torch.randn(4, HIDDEN, requires_grad=True)
+    sent = dispatcher.dispatch(tokens, torch.rand(4, EXPERTS).topk(2).indices, torch.rand(4, 2))
+    loss = sent.rows.sum()
+    loss.backward()
+    with pytest.raises(RuntimeError) as caught:
+        loss.backward()
+    return str(caught.value)
+
+
+def test_second_backward(ranks: Ranks) -> None:
+    for text in ranks.run(second):
+        assert "a second time" in text
+        assert "retain_graph=True" in text
 
 
 def copies(rank: int) -> dict[str, object]:
