@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
-DEMO, *REST = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+DEMO, TAIL, *REST = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
 
 def run(*command: str) -> str:
@@ -35,6 +35,11 @@ def test_demo(tmp_path: Path) -> None:
     printed = run("-m", "torch.distributed.run", *arguments, str(tmp_path / "demo.py"))
     # Two processes write to one pipe: lines may share a line end, and come in any order.
     assert sorted(re.findall(r"rank \d: kept .*? collectives", printed)) == output.splitlines()
+
+
+def test_modes() -> None:
+    (output,) = re.findall(r"^```\n(layer .*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert run("-c", f"{TAIL}\nimport os, sys\nsys.stdout.flush()\nos._exit(0)") == output
 
 
 def test_other_snippets() -> None:
