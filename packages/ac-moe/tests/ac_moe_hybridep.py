@@ -81,9 +81,7 @@ def checkpointed_as(kind: str, mode: str, *, pin_routing: bool = True) -> Forwar
     return forward
 
 
-def in_checkpoint(
-    block: Callable, x: torch.Tensor, kind: str, mode: str, *, pin_routing: bool = True
-) -> torch.Tensor:
+def in_checkpoint(block: Callable, x: torch.Tensor, kind: str, mode: str, *, pin_routing: bool = True) -> torch.Tensor:
     if kind == "reentrant":
         return checkpoint(ac_moe.wrap_reentrant(block, mode, pin_routing=pin_routing), x, use_reentrant=True)
     early_stop = kind == "early-stop"
@@ -114,5 +112,3 @@ def communication() -> Iterator[Counter]:
     finally:
         for name, original in originals.items():
             setattr(dist, name, original)
-
-

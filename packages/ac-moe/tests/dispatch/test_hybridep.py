@@ -244,9 +244,7 @@ def recomputed(rank: int, kind: str, mode: str | None, form: str) -> dict[str, i
 @pytest.mark.parametrize("mode", ["combine", "moe_tail"])
 @pytest.mark.parametrize(("kind", "form"), [("early-stop", "mul"), ("to-the-end", "add"), ("reentrant", "mul")])
 def test_one_barrier_and_one_all_to_all_fewer_per_layer(ranks: Ranks, kind: str, form: str, mode: str) -> None:
-    counts = {
-        which: ranks.run(recomputed, kind=kind, mode=which, form=form)[0] for which in (None, "none", mode)
-    }
+    counts = {which: ranks.run(recomputed, kind=kind, mode=which, form=form)[0] for which in (None, "none", mode)}
     recompute = {which: calls - counts[None] for which, calls in counts.items() if which is not None}
     # Rows, weights, combine; a number to agree on the routing; and no layout.
     assert recompute["none"] == {"all_to_all_single": 3 * LAYERS, "barrier": LAYERS, "all_reduce": LAYERS}
