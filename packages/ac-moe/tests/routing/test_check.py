@@ -55,7 +55,7 @@ def test_other_counts(ranks: Ranks, kind: str) -> None:
 
 
 def test_other_tokens_with_equal_counts(ranks: Ranks) -> None:
-    case = {"kind": "early-stop", "drift": "exchanged"}
+    case = {"kind": "early stop", "drift": "exchanged"}
     assert [told for told, *_ in ranks.run(checked, checksum=False, **case)] == [None] * 2
     (_, differing, forward, recompute), _ = (told for told, *_ in ranks.run(checked, checksum=True, **case))
     assert differing == (1,)

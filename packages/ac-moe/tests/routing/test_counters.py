@@ -7,8 +7,8 @@ from collections import defaultdict
 
 import pytest
 import torch
-from ac_moe_hybridep import KINDS, in_checkpoint
-from ac_moe_model import SCHEDULES, differences, loss_of
+from ac_moe_hybridep import KINDS, SCHEDULES, in_checkpoint
+from ac_moe_model import differences, loss_of
 from torch import nn
 
 import ac_moe
@@ -133,7 +133,7 @@ def test_without_it_the_state_is_counted_twice(kind: str) -> None:
     assert differences(gradients, expected) != []
 
 
-def loss(kind: str = "early-stop") -> tuple[Block, torch.Tensor]:
+def loss(kind: str = "early stop") -> tuple[Block, torch.Tensor]:
     LOG.clear()
     block = Block()
     return block, loss_of(in_checkpoint(block, torch.randn(5, HIDDEN, requires_grad=True), kind, "combine"))
@@ -201,7 +201,7 @@ def test_outside_of_a_context_it_does_nothing() -> None:
     block, x = Block(), torch.randn(5, HIDDEN)
     block(x)
     with torch.no_grad():
-        in_checkpoint(block, x, "early-stop", "combine")
+        in_checkpoint(block, x, "early stop", "combine")
     assert block.router.steps == 2
     assert ac_moe.stats().pinned == 0
 
@@ -214,7 +214,7 @@ def test_what_is_kept_holds_no_graph() -> None:
     for _ in range(3):
         x = torch.randn(5, HIDDEN, requires_grad=True) * 1
         seen.append(weakref.ref(x))
-        in_checkpoint(block, x, "early-stop", "combine")
+        in_checkpoint(block, x, "early stop", "combine")
     del x
     gc.collect()
     assert [reference() is not None for reference in seen] == [False, False, True]

@@ -114,7 +114,7 @@ def test_without_the_pin_it_is_an_error(ranks: Ranks, dispatcher: str, kind: str
 
 def agreeing(rank: int, pinned: str) -> dict[str, int]:
     model, (x,) = unstable("hybridep", "", pinned), batches(1)
-    loss = loss_of(checkpointed_as("to-the-end", "combine")(model, x))
+    loss = loss_of(checkpointed_as("to the end", "combine")(model, x))
     with communication() as calls:
         loss.backward()
     return {"all_reduce": calls["all_reduce"]}
@@ -169,7 +169,7 @@ def test_value_of_the_forward_and_gradient_of_the_recompute(kind: str, mode: str
 def test_without_a_context_nothing_is_pinned() -> None:
     x = torch.ones(2)
     assert pin(Site("router"), x) is x
-    block, _ = run("early-stop", "none", pin_routing=False)
+    block, _ = run("early stop", "none", pin_routing=False)
     assert not torch.equal(*block.seen)
 
 
@@ -184,7 +184,7 @@ def test_what_is_served_is_known_until_it_changes() -> None:
         return (x * ids).sin().sin()
 
     site = Site("router")
-    in_checkpoint(block, torch.ones(2, requires_grad=True), "to-the-end", "combine").sum().backward()
+    in_checkpoint(block, torch.ones(2, requires_grad=True), "to the end", "combine").sum().backward()
     assert seen == [(False, False), (False, False), (True, False), (False, False)]
 
 
@@ -205,7 +205,7 @@ def test_what_cannot_be_served(changed: str, message: str) -> None:
         return (x * z).sin()
 
     site = Site("Router", "layers.0.router")
-    loss = in_checkpoint(block, torch.ones(2, requires_grad=True), "to-the-end", "combine").sum()
+    loss = in_checkpoint(block, torch.ones(2, requires_grad=True), "to the end", "combine").sum()
     with pytest.raises(ac_moe.RecomputeCacheError) as caught:
         loss.backward()
     text = str(caught.value)
