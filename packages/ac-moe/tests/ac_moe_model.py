@@ -19,7 +19,10 @@ HIDDEN, WIDE, EXPERTS, TOP_K = 16, 24, 4, 2
 TOKENS = (5, 8)  # on rank 0 and rank 1
 
 
-DISPATCHERS: dict[str, Callable] = {"alltoall": ac_moe.AllToAllDispatcher}
+DISPATCHERS: dict[str, Callable] = {
+    "alltoall": ac_moe.AllToAllDispatcher,
+    "hybridep": functools.partial(ac_moe.HybridEPDispatcher, buffer=ac_moe.reference.HybridEPBuffer),
+}
 
 
 class Layer(nn.Module):

@@ -12,6 +12,7 @@ import weakref
 
 import pytest
 import torch
+from ac_moe_hybridep import checkpointed_as
 from ac_moe_model import (
     DISPATCHERS,
     HIDDEN,
@@ -137,11 +138,12 @@ def test_exactly_what_is_skipped(ranks: Ranks, dispatcher: str, kind: str) -> No
 def held(rank: int, dispatcher: str, kind: str, dtype: torch.dtype) -> dict[str, int]:
     """Bytes of the whole storages of all tensors that two forwards leave behind, by mode."""
     left = {}
-    for mode in MODES:
+    for mode in (*MODES, "pinned"):
+        forward = checkpointed_as(kind, "none") if mode == "pinned" else checkpointed_by(kind, mode)
         model, inputs = build(LAYERS, "mul", dtype, GroupedLayer, dispatcher=dispatcher), batches(2, dtype)
         gc.collect()
         before = storage_bytes()
-        losses = [loss_of(checkpointed_by(kind, mode)(model, x)) for x in inputs]
+        losses = [loss_of(forward(model, x)) for x in inputs]
         left[mode] = storage_bytes() - before
         del losses
     return left
@@ -153,8 +155,11 @@ def test_memory_is_one_output_per_layer_and_microbatch(
 ) -> None:
     answers = ranks.run(held, dispatcher=dispatcher, kind=kind, dtype=dtype)
     for tokens, left in zip(TOKENS, answers, strict=True):
-        expected = left["none"] + LAYERS * 2 * tokens * HIDDEN * dtype.itemsize
-        assert left == {"none": left["none"], "combine": expected, "moe_tail": expected}
+        # A reentrant checkpoint's forward leaves no node that holds HybridEP's handle: the region does, in any mode.
+        if (dispatcher, kind) != ("hybridep", "reentrant"):
+            assert left["pinned"] == left["none"]
+        expected = left["pinned"] + LAYERS * 2 * tokens * HIDDEN * dtype.itemsize
+        assert (left["combine"], left["moe_tail"]) == (expected, expected)
 
 
 def many_steps(rank: int, dispatcher: str, kind: str) -> tuple[list[int], int, int]:

@@ -43,6 +43,6 @@ def test_modes() -> None:
 
 
 def test_other_snippets() -> None:
-    assert len(REST) == 2
+    assert len(REST) == 3
     for snippet in REST:
-        run("-c", snippet)
+        run("-c", f"{snippet}\nimport os\nos._exit(0)")
