@@ -14,18 +14,22 @@ if TYPE_CHECKING:
     from ac_moe.config import MoEConfig
     from ac_moe.dispatch.alltoall import AllToAllDispatcher, Dispatched
     from ac_moe.errors import RecomputeCacheError, RecomputeRoutingMismatchError
+    from ac_moe.parallel.parallelize import parallelize
+    from ac_moe.parallel.result import ExpertParallel
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AllToAllDispatcher",
     "Dispatched",
+    "ExpertParallel",
     "MoEConfig",
     "RecomputeCacheError",
     "RecomputeRoutingMismatchError",
     "Stats",
     "__version__",
     "context_fn",
+    "parallelize",
     "reset_stats",
     "stats",
 ]
@@ -33,11 +37,13 @@ __all__ = [
 _HOME = {
     "AllToAllDispatcher": "ac_moe.dispatch.alltoall",
     "Dispatched": "ac_moe.dispatch.alltoall",
+    "ExpertParallel": "ac_moe.parallel.result",
     "MoEConfig": "ac_moe.config",
     "RecomputeCacheError": "ac_moe.errors",
     "RecomputeRoutingMismatchError": "ac_moe.errors",
     "Stats": "ac_moe.cache.stats",
     "context_fn": "ac_moe.cache.contexts",
+    "parallelize": "ac_moe.parallel.parallelize",
     "reset_stats": "ac_moe.cache.stats",
     "stats": "ac_moe.cache.stats",
 }
