@@ -26,7 +26,7 @@ from torch.nn.utils import parametrize
 # That is all the package knows of a model; there is no list of classes. A module that looks like experts (it is called
 # so, or it has `num_experts` and a parameter with that many matrices) and does not fit is named with the reason.
 
-FLOATING = (torch.float32, torch.bfloat16, torch.float16)
+FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
