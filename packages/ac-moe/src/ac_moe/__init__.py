@@ -9,11 +9,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ac_moe import experts
     from ac_moe.cache.contexts import context_fn
+    from ac_moe.cache.reentrant import wrap_reentrant
     from ac_moe.cache.stats import Stats, reset_stats, stats
     from ac_moe.config import MoEConfig
     from ac_moe.dispatch.alltoall import AllToAllDispatcher, Dispatched
-    from ac_moe.errors import RecomputeCacheError, RecomputeRoutingMismatchError
+    from ac_moe.errors import MoETailError, RecomputeCacheError, RecomputeRoutingMismatchError
     from ac_moe.parallel.parallelize import parallelize
     from ac_moe.parallel.result import ExpertParallel
 
@@ -24,14 +26,17 @@ __all__ = [
     "Dispatched",
     "ExpertParallel",
     "MoEConfig",
+    "MoETailError",
     "RecomputeCacheError",
     "RecomputeRoutingMismatchError",
     "Stats",
     "__version__",
     "context_fn",
+    "experts",
     "parallelize",
     "reset_stats",
     "stats",
+    "wrap_reentrant",
 ]
 
 _HOME = {
@@ -39,6 +44,7 @@ _HOME = {
     "Dispatched": "ac_moe.dispatch.alltoall",
     "ExpertParallel": "ac_moe.parallel.result",
     "MoEConfig": "ac_moe.config",
+    "MoETailError": "ac_moe.errors",
     "RecomputeCacheError": "ac_moe.errors",
     "RecomputeRoutingMismatchError": "ac_moe.errors",
     "Stats": "ac_moe.cache.stats",
@@ -46,8 +52,9 @@ _HOME = {
     "parallelize": "ac_moe.parallel.parallelize",
     "reset_stats": "ac_moe.cache.stats",
     "stats": "ac_moe.cache.stats",
+    "wrap_reentrant": "ac_moe.cache.reentrant",
 }
-_SUBMODULES = ("config", "errors")
+_SUBMODULES = ("config", "errors", "experts")
 
 
 def __getattr__(name: str) -> object:
