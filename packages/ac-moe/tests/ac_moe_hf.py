@@ -24,6 +24,7 @@ _COMMON = {
     "pad_token_id": 0,
     "eos_token_id": 1,
     "attn_implementation": "eager",
+    "experts_implementation": "eager",  # the only one that takes float64
 }
 # What each architecture names otherwise, and what it needs besides.
 _OWN: dict[str, dict[str, object]] = {

@@ -31,11 +31,12 @@ FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Experts:
-    """A module of experts that fits NOTE [ What counts as experts ]."""
+    """A module that looks like experts; what it says of itself is valid once `check_experts` has passed it."""
 
     name: str
     """Path in the model."""
     module: nn.Module
+    parent: nn.Module
     router_name: str | None
     router: nn.Module | None
     """The module that makes the logits, if there is one beside the experts."""
@@ -60,7 +61,7 @@ class Experts:
 
     @property
     def has_bias(self) -> bool:
-        return self.module.has_bias
+        return getattr(self.module, "has_bias", False)
 
     @property
     def is_transposed(self) -> bool:
@@ -75,31 +76,39 @@ class Experts:
         """Whether the router's weight must multiply the expert's output: `w * (down(x) + b)` is not `down(w * x) + b`."""
         return self.has_bias or self.has_norm
 
+    @property
+    def has_lora(self) -> bool:
+        return any(hasattr(owner, "base_layer") for owner in (self.module, self.parent))
+
 
 def find_experts(model: nn.Module) -> list[Experts]:
-    """All experts of `model`, in the order of its modules.
+    """All modules of `model` that look like experts, in the order of its modules.
 
     Raises:
-        ValueError: there are none, or some do not fit; these are named with all that is wrong with them.
+        ValueError: there are none.
     """
-    found, mistakes = [], defaultdict(list)
+    found = []
     for name, module in model.named_modules():
-        if not _looks_like_experts(name, module):
-            continue
-        parent = model.get_submodule(name.rpartition(".")[0])
-        experts = Experts(name, module, *_router(name, module, parent))
-        for mistake in _mistakes(experts, parent):
-            mistakes[alike(name), f"{type(module).__name__}: {mistake}"].append(name)
-        found.append(experts)
-    if mistakes:
-        told = [f"  {len(names)} x {pattern}, {mistake}" for (pattern, mistake), names in mistakes.items()]
-        raise ValueError("model: these experts cannot be shared out over ranks:\n" + "\n".join(told))
+        if _looks_like_experts(name, module):
+            parent = model.get_submodule(name.rpartition(".")[0])
+            found.append(Experts(name, module, parent, *_router(name, module, parent)))
     if not found:
         raise ValueError(
             f"model: {type(model).__name__} has no mixture-of-experts layer: no module holds 3-D parameters of "
             "[num_experts, ...], as those of transformers do (`gate_up_proj`, `down_proj`)"
         )
     return found
+
+
+def check_experts(layers: list[Experts]) -> None:
+    """Raises ValueError unless all fit NOTE [ What counts as experts ], with all that is wrong with those that do not."""
+    mistakes = defaultdict(list)
+    for layer in layers:
+        for mistake in _mistakes(layer):
+            mistakes[alike(layer.name), f"{type(layer.module).__name__}: {mistake}"].append(layer.name)
+    if mistakes:
+        told = [f"  {len(names)} x {pattern}, {mistake}" for (pattern, mistake), names in mistakes.items()]
+        raise ValueError("model: these experts cannot be shared out over ranks:\n" + "\n".join(told))
 
 
 def alike(name: str) -> str:
@@ -116,9 +125,9 @@ def _looks_like_experts(name: str, module: nn.Module) -> bool:
     return any(p.ndim == 3 and p.shape[0] == count for p in module.parameters(recurse=False))
 
 
-def _mistakes(experts: Experts, parent: nn.Module) -> Iterator[str]:
+def _mistakes(experts: Experts) -> Iterator[str]:
     module = experts.module
-    if any(hasattr(owner, "base_layer") for owner in (module, parent)):
+    if experts.has_lora:
         yield (
             "has LoRA adapters. An adapter of sharded experts would have to be sharded as they are, which PEFT does not "
             "do; target the attention, the shared experts or the router instead"

@@ -60,14 +60,14 @@ class ExpertsForward:
         offsets = sent.tokens_per_expert.cumsum(0).int()
         weights = sent.weights[:, None]
 
-        inner = grouped_mm(sent.rows.to(up.dtype), up, offsets)
+        inner = grouped_mm(sent.rows.to(up.dtype), up, offsets, padded=False)
         if biases:
             expert_of_row = torch.repeat_interleave(sent.tokens_per_expert, output_size=inner.shape[0])
             inner = inner + biases[0][expert_of_row]
         inner = module._apply_gate(inner) if experts.has_gate else module.act_fn(inner)
         if not experts.weighted_after:  # see NOTE [ Where the router's weight goes ]
-            return down_projection((inner * weights).to(down.dtype), down, offsets)
-        rows = grouped_mm(inner.to(down.dtype), down, offsets)
+            return down_projection((inner * weights).to(down.dtype), down, offsets, padded=False)
+        rows = grouped_mm(inner.to(down.dtype), down, offsets, padded=False)
         if biases:
             rows = rows + biases[1][expert_of_row]
         if experts.has_norm:

@@ -8,9 +8,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from ac_moe._choices import choice_mistake
+from ac_moe.cache.conditions import LayerFacts, check_moe_tail
 from ac_moe.config import MoEConfig
 from ac_moe.dispatch.alltoall import AllToAllDispatcher
-from ac_moe.parallel.discovery import Experts, find_experts
+from ac_moe.parallel.discovery import Experts, check_experts, find_experts
 from ac_moe.parallel.forwards import ExpertsForward, RouterForward
 from ac_moe.parallel.parameters import shard
 from ac_moe.parallel.result import ExpertParallel
@@ -52,7 +53,9 @@ def parallelize(
         Which layers were found; `context_fn` for the checkpoints; `fully_shard_experts` and `clip_grad_norm_`.
 
     Raises:
-        ValueError: an argument, or a module of the model, does not fit. The model is as it was.
+        ValueError: an argument, or a module of the model, does not fit; `MoETailError`, which is one, names every
+            condition of `moe_tail` that any layer does not meet. The model is as it was.
+        TypeError: `model` is no module, or `ep_mesh` no mesh.
     """
     MoEConfig(dispatcher=dispatcher, experts=experts, dispatcher_recompute_cache=dispatcher_recompute_cache)
     mistake = choice_mistake("gradient_reduction", gradient_reduction, REDUCTIONS, REDUCTIONS)
@@ -63,6 +66,11 @@ def parallelize(
     mesh = _ep_mesh(ep_mesh)
     _check_model(model)
     layers = find_experts(model)
+    if dispatcher_recompute_cache == "moe_tail":
+        check_moe_tail(
+            {layer.name: _facts(layer, dispatcher, experts, activation_checkpointing is not False) for layer in layers}
+        )
+    check_experts(layers)
     _check_division(layers, mesh)
 
     sharded: dict[nn.Parameter, nn.Parameter] = {}  # a parameter that two layers share stays one
@@ -95,6 +103,19 @@ def _replace(
     layer.module.forward = ExpertsForward(layer, dispatcher, gradient_divisor)
     if layer.router is not None:
         layer.router.forward = RouterForward(layer)
+
+
+def _facts(layer: Experts, dispatcher: str, experts: str, activation_checkpointing: bool) -> LayerFacts:
+    return LayerFacts(
+        activation_checkpointing=activation_checkpointing,
+        dispatcher=dispatcher,
+        experts=experts,
+        expert_bias=layer.has_bias,
+        weight_applied_after=layer.weighted_after,
+        fp8=any(p.dtype.itemsize == 1 for p in layer.module.parameters(recurse=False)),
+        lora_on_down=layer.has_lora,
+        other_reader="the norm after the experts" if layer.has_norm else None,
+    )
 
 
 def _hide_from_ddp(result: ExpertParallel) -> None:
