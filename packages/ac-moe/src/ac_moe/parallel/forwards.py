@@ -7,6 +7,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ac_moe.cache.region import Site
+from ac_moe.dispatch.base import Dispatched, Dispatcher
 from ac_moe.experts import down_projection, grouped_mm
 from ac_moe.parallel.discovery import Experts
 from ac_moe.parallel.parameters import local_tensor
@@ -32,15 +33,15 @@ class ExpertsForward:
 
     Args:
         experts: the module, sharded.
-        dispatcher: of `ac_moe.AllToAllDispatcher`'s interface, over the ranks of the mesh.
+        dispatcher: over the ranks of the mesh.
         gradient_divisor: see NOTE [ Gradients of experts ].
     """
 
-    def __init__(self, experts: Experts, dispatcher: Any, gradient_divisor: int) -> None:
+    def __init__(self, experts: Experts, dispatcher: Dispatcher, gradient_divisor: int) -> None:
         self.experts = experts
         self.dispatcher = dispatcher
         self.gradient_divisor = gradient_divisor
-        self._routing = Site("experts", experts.name)
+        self._routing = Site("experts", f"{experts.name} (routing)")
 
     def __call__(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor):
         """`[tokens, hidden]`, `[tokens, top_k]` twice, to `[tokens, hidden]` in the dtype of `hidden_states`."""
@@ -49,7 +50,7 @@ class ExpertsForward:
         rows = self._compute(sent)
         return self.dispatcher.combine(rows, sent).to(hidden_states.dtype)
 
-    def _compute(self, sent: Any) -> torch.Tensor:
+    def _compute(self, sent: Dispatched) -> torch.Tensor:
         """Rows for this rank's experts, `[rows, hidden]`, to their outputs times the router's weight."""
         experts, module = self.experts, self.experts.module
         up, down, *biases = (
