@@ -174,5 +174,5 @@ def checkpoint_layers(model: nn.Module, context_fn: Callable, **options: object)
             original, *args, use_reentrant=False, context_fn=context_fn, **options, **kwargs
         )
 
-    for layer in model.model.layers:
+    for layer in getattr(model, "model", model).layers:
         layer.forward = wrapped(layer.forward)

@@ -95,18 +95,27 @@ def test_microbatches_in_flight_are_exact_in_any_order(ranks: Ranks, schedule: s
     assert ranks.run(steps_in_order, schedule=SCHEDULES[schedule]) == [[], []]
 
 
-def cache_serves(rank: int) -> tuple[int, int, int]:
-    model = hf.build("Mixtral")
+def cache_serves(rank: int, family: str, early_stop: bool) -> tuple[int, int, int]:
+    model = hf.build(family)
     sharded = ac_moe.parallelize(model, hf.mesh(2), dispatcher_recompute_cache="moe_tail")
-    hf.checkpoint_layers(model, sharded.context_fn, early_stop=False)
+    hf.checkpoint_layers(model, sharded.context_fn, early_stop=early_stop)
     ac_moe.reset_stats()
     hf.loss_of(model, hf.batch(rank)).backward()
     stats = ac_moe.stats()
     return stats.stored, stats.served, stats.live_entries
 
 
-def test_recompute_is_served(ranks: Ranks) -> None:
-    assert ranks.run(cache_serves) == [(hf.LAYERS, hf.LAYERS, 0)] * 2
+@pytest.mark.parametrize(
+    ("family", "early_stop", "served"),
+    [
+        ("Mixtral", True, 0),  # ends in `residual + moe`, which early stop never reaches
+        ("Mixtral", False, hf.LAYERS),
+        ("DeepseekV3", True, hf.LAYERS),  # has its shared experts after the combine
+        ("DeepseekV3", False, hf.LAYERS),
+    ],
+)
+def test_recompute_is_served(ranks: Ranks, family: str, early_stop: bool, served: int) -> None:
+    assert ranks.run(cache_serves, family=family, early_stop=early_stop) == [(hf.LAYERS, served, 0)] * 2
 
 
 def over_hybridep(rank: int, family: str) -> tuple[float, int]:
@@ -177,10 +186,12 @@ def noisy_router(rank: int) -> tuple[int, dict[str, float]]:
         if checkpointed:
             hf.checkpoint_layers(model, sharded.context_fn)
         noise = torch.Generator().manual_seed(rank)
+
+        def disturb(_: nn.Module, args: tuple[torch.Tensor], noise: torch.Generator = noise) -> torch.Tensor:
+            return args[0] + torch.randn(args[0].shape, dtype=args[0].dtype, generator=noise)
+
         for layer in model.model.layers:
-            layer.mlp.gate.register_forward_pre_hook(
-                lambda _, args, noise=noise: (args[0] + torch.randn(args[0].shape, dtype=args[0].dtype, generator=noise),)
-            )
+            layer.mlp.gate.register_forward_pre_hook(disturb)
         hf.loss_of(model, hf.batch(rank)).backward()
         gradients.append(hf.gradients(model))
         with torch.no_grad():
@@ -201,20 +212,19 @@ def test_recompute_routes_as_the_forward_did(ranks: Ranks) -> None:
 
 def step_with_idle_rank(rank: int) -> tuple[float, list[int]]:
     """Rank 1's experts receive nothing, and rank 1 has more tokens."""
-    losses = []
-    expected = None
-    for parallel in (False, True):
+
+    def tied() -> nn.Module:
         model = hf.build("Qwen3Moe")
-        with torch.no_grad():
-            for layer in model.model.layers:
-                layer.mlp.gate.weight.zero_()  # equal logits: the first experts win
-        if not parallel:
-            expected = hf.one_process(model)
-            continue
-        sharded = ac_moe.parallelize(model, hf.mesh(2), dispatcher_recompute_cache="combine")
-        hf.checkpoint_layers(model, sharded.context_fn)
-        hf.loss_of(model, hf.batch(rank)).backward()
-        hf.average_dense_gradients(model)
+        for layer in model.model.layers:
+            nn.init.zeros_(layer.mlp.gate.weight)  # equal logits: the same experts win for every token
+        return model
+
+    expected = hf.one_process(tied())
+    model = tied()
+    sharded = ac_moe.parallelize(model, hf.mesh(2), dispatcher_recompute_cache="combine")
+    hf.checkpoint_layers(model, sharded.context_fn)
+    hf.loss_of(model, hf.batch(rank)).backward()
+    hf.average_dense_gradients(model)
     actual = hf.gradients(model)
     idle = [key for key, gradient in expected.items() if not gradient.any()]
     assert all(not actual.pop(key).any() and not expected.pop(key).any() for key in idle)
@@ -276,7 +286,7 @@ def test_low_precision(ranks: Ranks, way: str) -> None:
         assert dtype == ("torch.bfloat16" if way == "weights" else "torch.float32")
 
 
-def untouched(rank: int) -> None:  # noqa: ARG001
+def untouched(rank: int) -> None:
     model, original = hf.build("DeepseekV3"), hf.build("DeepseekV3")
     modules = [(name, type(module)) for name, module in model.named_modules()]
     ac_moe.parallelize(model, hf.mesh(2))
@@ -318,7 +328,7 @@ def test_deep_copy_computes_with_its_own_weights(ranks: Ranks) -> None:
     ranks.run(copied)
 
 
-def refusals(rank: int) -> dict[str, tuple[str, str]]:  # noqa: ARG001
+def refusals(rank: int) -> dict[str, tuple[str, str]]:
     """What is said of each bad call; no call may have changed anything."""
     ep = hf.mesh(2)
     told = {}
@@ -340,6 +350,7 @@ def refusals(rank: int) -> dict[str, tuple[str, str]]:  # noqa: ARG001
     refuse("option", hf.StandIn(), dispatcher_options={"pad_multiple": 4})
     refuse("reduction", hf.StandIn(), gradient_reduction="average")
     refuse("moe_tail", hf.build("GptOss"), dispatcher_recompute_cache="moe_tail", activation_checkpointing=False)
+    refuse("wrapped", nn.parallel.DistributedDataParallel(hf.StandIn()))
     again = hf.StandIn()
     ac_moe.parallelize(again, ep)
     refuse("again", again)
@@ -358,6 +369,7 @@ def test_refused_before_anything_is_changed(ranks: Ranks) -> None:
         "reduction": r"gradient_reduction: 'average' is not one of 'mean', 'sum'",
         "moe_tail": r"(?s)model\.layers\.0\.mlp\.experts, model\.layers\.1\.mlp\.experts.*checkpointing is off.*"
         r"adds a bias.*applied after",
+        "wrapped": r"model: it is wrapped in DistributedDataParallel; parallelize first",
         "again": r"model: layers\.0\.experts is parallelized already",
     }
     assert told.keys() == expected.keys()

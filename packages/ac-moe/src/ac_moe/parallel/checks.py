@@ -3,6 +3,8 @@
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 
 from ac_moe.cache.conditions import LayerFacts, check_moe_tail
 from ac_moe.parallel.discovery import Experts
@@ -36,6 +38,8 @@ def check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: {type(model).__name__} is not a torch.nn.Module")
     for name, module in model.named_modules():
+        if isinstance(module, DistributedDataParallel | FullyShardedDataParallel):
+            raise ValueError(f"model: {name or 'it'} is wrapped in {type(module).__name__}; parallelize first")
         if isinstance(vars(module).get("forward"), ExpertsForward):
             raise ValueError(f"model: {name} is parallelized already")
     if getattr(model, "use_kernels", False):

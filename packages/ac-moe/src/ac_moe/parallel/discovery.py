@@ -13,15 +13,15 @@ from torch.nn.utils import parametrize
 
 # NOTE [ What counts as experts ]
 #
-# transformers (since 5.0) writes the experts of an MoE layer as one module of 3-D parameters, whose computation is
-# described by a few attributes, so that it can be replaced (`transformers.integrations.moe.use_experts_implementation`):
+# transformers (since 5.0) writes the experts of an MoE layer as one module of 3-D parameters and describes what they
+# compute by a few attributes, so that it can be replaced (`use_experts_implementation` in its integrations/moe.py):
 #
 # 1. `gate_up_proj` (`up_proj` if `has_gate` is False) and `down_proj`, `[num_experts, out, in]`, or `[num_experts, in,
 #    out]` if `is_transposed`; with `has_bias` also `gate_up_proj_bias` (`up_proj_bias`) and `down_proj_bias`,
 #    `[num_experts, out]`.
 # 2. `forward(hidden_states [tokens, hidden], top_k_index [tokens, top_k], top_k_weights [tokens, top_k])` returns
-#    `sum_k weight_k * norm(down(act(up(token))) + bias)`, where `act` is `_apply_gate` or `act_fn`, and the norm is there
-#    if `has_post_expert_norm`.
+#    `sum_k weight_k * norm(down(act(up(token))) + bias)`, where `act` is `_apply_gate` or `act_fn`, and the norm is
+#    there if `has_post_expert_norm`.
 #
 # That is all the package knows of a model; there is no list of classes. A module that looks like experts (it is called
 # so, or it has `num_experts` and a parameter with that many matrices) and does not fit is named with the reason.
@@ -73,7 +73,7 @@ class Experts:
 
     @property
     def weighted_after(self) -> bool:
-        """Whether the router's weight must multiply the expert's output: `w * (down(x) + b)` is not `down(w * x) + b`."""
+        """Whether the router's weight must multiply the output: `w * (down(x) + b)` is not `down(w * x) + b`."""
         return self.has_bias or self.has_norm
 
     @property
@@ -101,7 +101,7 @@ def find_experts(model: nn.Module) -> list[Experts]:
 
 
 def check_experts(layers: list[Experts]) -> None:
-    """Raises ValueError unless all fit NOTE [ What counts as experts ], with all that is wrong with those that do not."""
+    """Raises ValueError unless all fit NOTE [ What counts as experts ], with all that is wrong with the others."""
     mistakes = defaultdict(list)
     for layer in layers:
         for mistake in _mistakes(layer):
@@ -129,8 +129,8 @@ def _mistakes(experts: Experts) -> Iterator[str]:
     module = experts.module
     if experts.has_lora:
         yield (
-            "has LoRA adapters. An adapter of sharded experts would have to be sharded as they are, which PEFT does not "
-            "do; target the attention, the shared experts or the router instead"
+            "has LoRA adapters. An adapter of sharded experts would have to be sharded as they are, which PEFT does "
+            "not do; target the attention, the shared experts or the router instead"
         )
         return
     if parametrize.is_parametrized(module):
@@ -145,7 +145,9 @@ def _mistakes(experts: Experts) -> Iterator[str]:
         )
         return
     if "forward" in vars(module):
-        yield f"its forward is replaced on the instance, by {vars(module)['forward']!r}; parallelize first"
+        replaced = vars(module)["forward"]
+        told = getattr(replaced, "__qualname__", type(replaced).__name__)
+        yield f"its forward is replaced on the instance, by {told} of {replaced.__module__}; parallelize first"
     if getattr(module, "_is_expert_parallel", False):
         yield "transformers has sharded it already; load the model without `distributed_config`"
     arguments = list(inspect.signature(type(module).forward).parameters)

@@ -23,9 +23,9 @@ from ac_moe.routing import counted_once, pin
 # NOTE [ Where the router's weight goes ]
 #
 # down(act) * w = down(act * w), for a down projection without bias and with nothing between it and the sum. With the
-# weight inside, combine is a plain sum, whose backward saves nothing, and the output of the down projection has no other
-# reader: that is what lets `moe_tail` leave its product out. With a bias or a norm after it the weight multiplies the
-# rows, autograd keeps them for the weight's gradient, and `moe_tail` is refused.
+# weight inside, combine is a plain sum, whose backward saves nothing, and the output of the down projection has no
+# other reader: that is what lets `moe_tail` leave its product out. With a bias or a norm after it the weight multiplies
+# the rows, autograd keeps them for the weight's gradient, and `moe_tail` is refused.
 
 
 class ExpertsForward:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
@@ -21,7 +22,7 @@ ADVICE = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ExpertParallel:
-    """The experts of a model, shared out; see `parallelize`. Printed, it gives one line for each group of alike layers."""
+    """The experts of a model, shared out; see `parallelize`. Printed, it gives one line for layers that are alike."""
 
     model: nn.Module
     layers: tuple[Experts, ...]
@@ -53,10 +54,12 @@ class ExpertParallel:
         Args:
             mesh: the other dimension of the mesh that the expert-parallel one was taken from, such as `mesh["replica"]`
                 of `init_device_mesh(device, (world // ep, ep), mesh_dim_names=("replica", "ep"))`.
-            options: of `torch.distributed.fsdp.fully_shard`.
+            options: of `torch.distributed.fsdp.fully_shard`. Inputs are not cast (`cast_forward_inputs` of a mixed
+                precision policy is off): experts compute in the dtype of their weights whatever they are given, and the
+                router's weights keep their precision.
         """
-        from torch.distributed.fsdp import fully_shard
-
+        policy = options.get("mp_policy", MixedPrecisionPolicy())
+        options["mp_policy"] = dataclasses.replace(policy, cast_forward_inputs=False)
         for layer in self.layers:
             fully_shard(layer.module, mesh=mesh, **options)
 
