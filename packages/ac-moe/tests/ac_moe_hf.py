@@ -67,32 +67,56 @@ def filled(model: nn.Module) -> nn.Module:
 
 
 class Experts(nn.Module):
-    """Experts as transformers writes them; what the tests change of it, transformers models have too."""
+    """Experts as transformers describes them; here every expert computes every token."""
 
-    def __init__(self, experts: int = EXPERTS) -> None:
+    def __init__(
+        self,
+        experts: int = EXPERTS,
+        *,
+        has_gate: bool = True,
+        has_bias: bool = False,
+        is_transposed: bool = False,
+        has_post_expert_norm: bool = False,
+    ) -> None:
         super().__init__()
         self.num_experts = experts
-        self.gate_up_proj = nn.Parameter(torch.randn(experts, 2 * WIDE, HIDDEN) * 0.2)
-        self.down_proj = nn.Parameter(torch.randn(experts, HIDDEN, WIDE) * 0.2)
+        self.has_gate, self.has_bias, self.is_transposed = has_gate, has_bias, is_transposed
+        self.has_post_expert_norm = has_post_expert_norm
         self.act_fn = nn.SiLU()
-        self.has_bias = self.is_transposed = False
+        if has_post_expert_norm:
+            self.post_expert_norm = nn.RMSNorm(HIDDEN, elementwise_affine=False)
+        up, width = ("gate_up_proj", 2 * WIDE) if has_gate else ("up_proj", WIDE)
+        for name, out, into in ((up, width, HIDDEN), ("down_proj", HIDDEN, WIDE)):
+            shape = (experts, into, out) if is_transposed else (experts, out, into)
+            self.register_parameter(name, nn.Parameter(torch.randn(shape) * 0.2))
+            if has_bias:
+                self.register_parameter(f"{name}_bias", nn.Parameter(torch.randn(experts, out) * 0.2))
 
     def _apply_gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return self.act_fn(gate) * up
 
+    def _project(self, name: str, inputs: torch.Tensor) -> torch.Tensor:
+        """`[tokens, experts, in]` to `[tokens, experts, out]`."""
+        weight = getattr(self, name)
+        outputs = torch.einsum("tei,eio->teo" if self.is_transposed else "tei,eoi->teo", inputs, weight)
+        return outputs + getattr(self, f"{name}_bias") if self.has_bias else outputs
+
     def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor):
-        inner = self._apply_gate(torch.einsum("th,efh->tef", hidden_states, self.gate_up_proj))
-        outputs = torch.einsum("tef,ehf->teh", inner, self.down_proj)
+        everywhere = hidden_states[:, None].expand(-1, self.num_experts, -1)
+        inner = self._project("gate_up_proj" if self.has_gate else "up_proj", everywhere)
+        outputs = self._project("down_proj", self._apply_gate(inner) if self.has_gate else self.act_fn(inner))
+        if self.has_post_expert_norm:
+            outputs = self.post_expert_norm(outputs)
         weights = torch.zeros_like(outputs[..., 0]).scatter(1, top_k_index, top_k_weights.to(outputs.dtype))
         return torch.einsum("teh,te->th", outputs, weights)
 
 
 class Block(nn.Module):
-    def __init__(self, experts: int = EXPERTS) -> None:
+    def __init__(self, experts: int = EXPERTS, **description: bool) -> None:
         super().__init__()
         self.gate = nn.Linear(HIDDEN, experts)
-        self.experts = Experts(experts)
+        self.experts = Experts(experts, **description)
         self.scale = nn.Parameter(torch.randn(HIDDEN))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -103,11 +127,11 @@ class Block(nn.Module):
 class StandIn(nn.Module):
     """A model that needs no transformers, with the same call."""
 
-    def __init__(self, experts: int = EXPERTS) -> None:
+    def __init__(self, experts: int = EXPERTS, **description: bool) -> None:
         super().__init__()
         torch.manual_seed(7)
         self.embedding = nn.Embedding(VOCABULARY, HIDDEN)
-        self.layers = nn.ModuleList(Block(experts) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(Block(experts, **description) for _ in range(LAYERS))
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> SimpleNamespace:
         x = self.embedding(input_ids).flatten(0, 1)

@@ -36,7 +36,7 @@ class Experts:
     name: str
     """Path in the model."""
     module: nn.Module
-    parent: nn.Module
+    has_lora: bool
     router_name: str | None
     router: nn.Module | None
     """The module that makes the logits, if there is one beside the experts."""
@@ -76,10 +76,6 @@ class Experts:
         """Whether the router's weight must multiply the output: `w * (down(x) + b)` is not `down(w * x) + b`."""
         return self.has_bias or self.has_norm
 
-    @property
-    def has_lora(self) -> bool:
-        return any(hasattr(owner, "base_layer") for owner in (self.module, self.parent))
-
 
 def find_experts(model: nn.Module) -> list[Experts]:
     """All modules of `model` that look like experts, in the order of its modules.
@@ -91,7 +87,8 @@ def find_experts(model: nn.Module) -> list[Experts]:
     for name, module in model.named_modules():
         if _looks_like_experts(name, module):
             parent = model.get_submodule(name.rpartition(".")[0])
-            found.append(Experts(name, module, parent, *_router(name, module, parent)))
+            has_lora = any(hasattr(owner, "base_layer") for owner in (module, parent))  # as PEFT wraps
+            found.append(Experts(name, module, has_lora, *_router(name, module, parent)))
     if not found:
         raise ValueError(
             f"model: {type(model).__name__} has no mixture-of-experts layer: no module holds 3-D parameters of "
