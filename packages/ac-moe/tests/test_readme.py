@@ -10,7 +10,7 @@ import pytest
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-PROGRAMS = {block.split()[1]: block for block in BLOCKS if re.match(r"# \w+\.py\n", block)}  # for two ranks
+PROGRAMS = {block.split()[1]: block for block in BLOCKS if re.match(r"# \w+\.py\n", block)}
 REST = [block for block in BLOCKS if block not in PROGRAMS.values()]
 
 
@@ -52,6 +52,11 @@ def test_hugging_face(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     printed, output = printed_by("train_moe.py", tmp_path)
     assert output in printed
+
+
+def test_modes() -> None:
+    (output,) = re.findall(r"^```\n(layer .*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert run("-c", f"{PROGRAMS['tail.py']}\nimport os, sys\nsys.stdout.flush()\nos._exit(0)") == output
 
 
 def test_other_snippets() -> None:

@@ -50,8 +50,8 @@ class RecomputeRoutingMismatchError(RecomputeCacheError):
             f"  forward:   {forward}\n"
             f"  recompute: {recompute}\n"
             "Keep the router's decision for the recompute (ac_moe.routing.pin), or make the router deterministic: no "
-            "noise that the checkpoint does not replay, no near-ties decided by a non-deterministic kernel, and no state "
-            "that the forward changes (ac_moe.routing.counted_once).",
+            "noise that the checkpoint does not replay, no near-ties decided by a non-deterministic kernel, and no "
+            "state that the forward changes (ac_moe.routing.counted_once).",
             site=str(site),
             forward=forward,
             recompute=recompute,

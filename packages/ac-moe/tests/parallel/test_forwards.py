@@ -36,6 +36,25 @@ def test_experts_as_described(ranks: Ranks, description: dict[str, bool]) -> Non
     assert max(ranks.run(described, description=description)) < EXACT
 
 
+def compiled(rank: int) -> list[str]:
+    """MoE blocks compiled, checkpoints around them."""
+    found = []
+    for way in ("plain", "compiled"):
+        model = hf.StandIn()
+        sharded = ac_moe.parallelize(model, hf.mesh(2), dispatcher_recompute_cache="moe_tail")
+        for layer in model.layers if way == "compiled" else ():
+            layer.forward = torch.compile(layer.forward, backend="eager")
+        hf.checkpoint_layers(model, sharded.context_fn)
+        hf.loss_of(model, hf.batch(rank)).backward()
+        found.append(hf.gradients(model))
+    assert len(found[0]) > 8
+    return [key for key in found[0] if not torch.equal(found[0][key], found[1][key])]
+
+
+def test_compiled_blocks_under_moe_tail(ranks: Ranks) -> None:
+    assert ranks.run(compiled) == [[], []]
+
+
 def refused(rank: int, description: dict[str, bool]) -> str:
     with pytest.raises(ac_moe.MoETailError) as caught:
         ac_moe.parallelize(hf.StandIn(**description), hf.mesh(2), dispatcher_recompute_cache="moe_tail")

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from ac_moe.cache.combine import Exchange as CombineExchange
-from ac_moe.cache.combine import combine
+from ac_moe.cache.combine import combine, exchange_of
 from ac_moe.cache.modes import without_dispatch_modes
 from ac_moe.cache.region import Site
 
@@ -211,7 +211,7 @@ class _Dispatch(torch.autograd.Function):
         ctx: Any, rows: torch.Tensor, weights: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         for_tokens, for_weights, _ = ctx.needs_input_grad
-        return *ctx.exchange.send_back(rows, weights, (for_tokens, for_weights)), None
+        return *exchange_of(ctx).send_back(rows, weights, (for_tokens, for_weights)), None
 
 
 def _check_inputs(tokens: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor) -> None:

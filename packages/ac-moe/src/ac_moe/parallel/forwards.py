@@ -47,11 +47,10 @@ class ExpertsForward:
         """`[tokens, hidden]`, `[tokens, top_k]` twice, to `[tokens, hidden]` in the dtype of `hidden_states`."""
         ids, weights = pin(self._routing, top_k_index), pin(self._routing, top_k_weights)
         sent = self.dispatcher.dispatch(hidden_states, ids, weights)
-        rows = self._compute(sent)
-        return self.dispatcher.combine(rows, sent).to(hidden_states.dtype)
+        return self._compute_and_combine(sent).to(hidden_states.dtype)
 
-    def _compute(self, sent: Dispatched) -> torch.Tensor:
-        """Rows for this rank's experts, `[rows, hidden]`, to their outputs times the router's weight."""
+    def _compute_and_combine(self, sent: Dispatched) -> torch.Tensor:
+        """Rows for this rank's experts, `[rows, hidden]`, to the sums for its tokens, `[tokens, hidden]`."""
         experts, module = self.experts, self.experts.module
         up, down, *biases = (
             local_tensor(getattr(module, name), self.gradient_divisor) for name in experts.parameter_names
@@ -67,13 +66,19 @@ class ExpertsForward:
             inner = inner + biases[0][expert_of_row]
         inner = module._apply_gate(inner) if experts.has_gate else module.act_fn(inner)
         if not experts.weighted_after:  # see NOTE [ Where the router's weight goes ]
-            return down_projection((inner * weights).to(down.dtype), down, offsets, padded=False)
+            return self._project_and_combine((inner * weights).to(down.dtype), down, offsets, sent)
         rows = grouped_mm(inner.to(down.dtype), down, offsets, padded=False)
         if biases:
             rows = rows + biases[1][expert_of_row]
         if experts.has_norm:
             rows = module.post_expert_norm(rows)
-        return (rows * weights).to(rows.dtype)
+        return self.dispatcher.combine((rows * weights).to(rows.dtype), sent)
+
+    @torch.compiler.disable(reason="between its functions dynamo looks at tensors, and combine must be the only reader")
+    def _project_and_combine(
+        self, inner: torch.Tensor, down: torch.Tensor, offsets: torch.Tensor, sent: Dispatched
+    ) -> torch.Tensor:
+        return self.dispatcher.combine(down_projection(inner, down, offsets, padded=False), sent)
 
 
 class RouterForward:
