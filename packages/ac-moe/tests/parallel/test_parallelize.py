@@ -1,7 +1,9 @@
 """Expert parallelism against the same model in one process: gradients, checkpoints of blocks, orders, wrappers."""
 
 import copy
+import gc
 import re
+import weakref
 
 import ac_moe_hf as hf
 import pytest
@@ -145,6 +147,28 @@ def test_over_hybridep(ranks: Ranks, family: str) -> None:
     for error, served in ranks.run(over_hybridep, family=family):
         assert error < 1e-5
         assert served == hf.LAYERS
+
+
+def inputs_after_backward(rank: int) -> tuple[int, int]:
+    """How many inputs of experts there were, and how many are alive after the backward, with the loss still held."""
+    model = hf.build("DeepseekV3")
+    sharded = ac_moe.parallelize(model, hf.mesh(2), dispatcher_recompute_cache="moe_tail")
+    hf.checkpoint_layers(model, sharded.context_fn)
+    seen = []
+    for layer in sharded.layers:
+        layer.module.register_forward_pre_hook(lambda _, args: seen.extend(map(weakref.ref, args)))
+    loss = hf.loss_of(model, hf.batch(rank))
+    gc.disable()
+    try:
+        loss.backward()
+        return len(seen), sum(reference() is not None for reference in seen)
+    finally:
+        gc.enable()
+
+
+def test_no_input_outlives_the_backward(ranks: Ranks) -> None:
+    # Three arguments, of each layer, in the forward and in the recompute.
+    assert ranks.run(inputs_after_backward) == [(3 * hf.LAYERS * 2, 0)] * 2
 
 
 def sum_reduction(rank: int) -> float:
