@@ -40,6 +40,7 @@ def test_facade() -> None:
     assert ac_moe.__all__ == [
         "AllToAllDispatcher",
         "Dispatched",
+        "ExpertParallel",
         "HybridEPDispatcher",
         "MoEConfig",
         "MoETailError",
@@ -49,6 +50,7 @@ def test_facade() -> None:
         "__version__",
         "context_fn",
         "experts",
+        "parallelize",
         "reference",
         "reset_stats",
         "routing",

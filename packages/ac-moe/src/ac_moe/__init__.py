@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from ac_moe.dispatch.base import Dispatched
     from ac_moe.dispatch.hybridep import HybridEPDispatcher
     from ac_moe.errors import MoETailError, RecomputeCacheError, RecomputeRoutingMismatchError
+    from ac_moe.parallel.parallelize import parallelize
+    from ac_moe.parallel.result import ExpertParallel
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AllToAllDispatcher",
     "Dispatched",
+    "ExpertParallel",
     "HybridEPDispatcher",
     "MoEConfig",
     "MoETailError",
@@ -33,6 +36,7 @@ __all__ = [
     "__version__",
     "context_fn",
     "experts",
+    "parallelize",
     "reference",
     "reset_stats",
     "routing",
@@ -43,6 +47,7 @@ __all__ = [
 _HOME = {
     "AllToAllDispatcher": "ac_moe.dispatch.alltoall",
     "Dispatched": "ac_moe.dispatch.base",
+    "ExpertParallel": "ac_moe.parallel.result",
     "HybridEPDispatcher": "ac_moe.dispatch.hybridep",
     "MoEConfig": "ac_moe.config",
     "MoETailError": "ac_moe.errors",
@@ -50,6 +55,7 @@ _HOME = {
     "RecomputeRoutingMismatchError": "ac_moe.errors",
     "Stats": "ac_moe.cache.stats",
     "context_fn": "ac_moe.cache.contexts",
+    "parallelize": "ac_moe.parallel.parallelize",
     "reset_stats": "ac_moe.cache.stats",
     "stats": "ac_moe.cache.stats",
     "wrap_reentrant": "ac_moe.cache.reentrant",
