@@ -19,4 +19,4 @@ def test_another_routing_is_told_with_both() -> None:
         "  forward:   3 rows\n"
         "  recompute: 4 rows\n"
     )
-    assert "Make the router deterministic" in str(error)
+    assert "make the router deterministic" in str(error)

@@ -1,5 +1,6 @@
 """Expert parallelism over DeepEP's HybridEP, or its reference in plain `torch.distributed`."""
 
+import importlib
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -171,11 +172,10 @@ def _is_buffer(value: object) -> bool:
 
 def _installed() -> Callable[..., Buffer]:
     try:
-        from deep_ep import HybridEPBuffer
-    except ImportError as error:
+        return importlib.import_module("deep_ep").HybridEPBuffer
+    except (ImportError, AttributeError) as error:  # DeepEP's other branches have no HybridEP
         raise ModuleNotFoundError(
             f"buffer: None, and deep_ep.HybridEPBuffer cannot be imported ({error}). Install DeepEP's hybrid-ep branch "
             "(https://github.com/deepseek-ai/DeepEP/tree/hybrid-ep), give buffer=ac_moe.reference.HybridEPBuffer, "
             "which runs anywhere, or take AllToAllDispatcher."
         ) from error
-    return HybridEPBuffer

@@ -27,9 +27,7 @@ class HybridEPBuffer:
         hidden_dim, max_num_of_tokens_per_rank: not needed here.
         num_local_experts: experts on each rank, unless a dispatch says otherwise.
         use_fp8: must be false.
-        num_sms_dispatch_api, num_sms_combine_api, num_sms_preprocessing_api, num_blocks_permute, num_blocks_unpermute,
-            load_cached_kernels, use_shared_buffer, enable_custom_allgather,
-            num_of_hybrid_ep_ranks_per_nvlink_domain, use_mnnvl: of the kernels, without meaning here.
+        num_sms_dispatch_api and all that follow: of the kernels, without meaning here.
 
     Raises:
         ValueError: `use_fp8`.

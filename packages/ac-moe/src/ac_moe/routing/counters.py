@@ -64,7 +64,7 @@ class counted_once:  # noqa: N801 - a context manager, named for what it ensures
                 _check_attribute(part, name)
         claimed = claim(site_of(self._module), COUNTERS)
         memo: dict[int, Any] = {}
-        with without_dispatch_modes():  # the two phases copy differently
+        with without_dispatch_modes():  # a policy that keeps clones would serve one as the other
             if claimed.kept is not None:
                 claimed.pass_on()
                 for place, seen in zip(self._places(), claimed.kept.value, strict=True):
