@@ -6,14 +6,6 @@ from typing import Literal, get_args
 
 from ac_moe._choices import choice_mistake
 
-# Names of the design that this version refuses. What is missing here is implemented.
-NOT_BUILT: dict[str, tuple[str, ...]] = {}
-
-
-def built_choices(field: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """The names among `known` that this version implements for `field`."""
-    return tuple(name for name in known if name not in NOT_BUILT.get(field, ()))
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MoEConfig:
@@ -38,8 +30,7 @@ class MoEConfig:
     def __post_init__(self) -> None:
         mistakes = []
         for field in dataclasses.fields(self):
-            known = get_args(field.type)
-            mistake = choice_mistake(field.name, getattr(self, field.name), known, built_choices(field.name, known))
+            mistake = choice_mistake(field.name, getattr(self, field.name), get_args(field.type))
             if mistake is not None:
                 mistakes.append(mistake)
         if mistakes:

@@ -10,7 +10,6 @@ from torch.utils.checkpoint import noop_context_fn
 
 from ac_moe._choices import choice_mistake
 from ac_moe.cache.region import Activation, Phase, Region
-from ac_moe.config import built_choices
 
 ContextPair: TypeAlias = tuple[AbstractContextManager[object], AbstractContextManager[object]]
 ContextFn: TypeAlias = Callable[[], ContextPair]
@@ -52,9 +51,8 @@ def context_fn(mode: Mode, inner: ContextFn | None = None, *, pin_routing: bool 
 
 
 def check_mode(mode: object) -> None:
-    """Raises ValueError unless `mode` is one of this version."""
-    known = get_args(Mode)
-    mistake = choice_mistake("mode", mode, known, built_choices("dispatcher_recompute_cache", known))
+    """Raises ValueError unless `mode` is a `Mode`."""
+    mistake = choice_mistake("mode", mode, get_args(Mode))
     if mistake is not None:
         raise ValueError(mistake)
 

@@ -63,7 +63,7 @@ def parallelize(
         ModuleNotFoundError: `hybridep` without DeepEP and without a `buffer`.
     """
     MoEConfig(dispatcher=dispatcher, experts=experts, dispatcher_recompute_cache=dispatcher_recompute_cache)
-    mistake = choice_mistake("gradient_reduction", gradient_reduction, REDUCTIONS, REDUCTIONS)
+    mistake = choice_mistake("gradient_reduction", gradient_reduction, REDUCTIONS)
     if mistake is not None:
         raise ValueError(mistake)
     mesh = ep_mesh_of(ep_mesh)
