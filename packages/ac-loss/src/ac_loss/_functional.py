@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
+from ac_loss import backends
 from ac_loss._job import Job
 from ac_loss._main_grad import main_grad_of
 from ac_loss._objective import Objective
 from ac_loss._validation import autocast_dtype, check_tensors, is_sharded, refuse_sharded, select_rows
-from ac_loss.backends import torch_backend
 from ac_loss.config import (
     Accum,
     Backend,
@@ -70,7 +70,9 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         z_loss: coefficient of ``logsumexp(logits) ** 2`` added to each token's loss (PaLM, arXiv:2204.02311).
         num_label_tokens: positive number or 0-d tensor that divides the sum of the losses under ``"sum"`` and
             ``"mean"`` alike: the labels that count over all ranks and gradient-accumulation steps.
-        backend: ``"torch"``, or ``"auto"``, which is ``"torch"`` in this version.
+        backend: ``"auto"``: ``"triton"`` on NVIDIA GPUs where it is installed and can compute the call, else
+            ``"torch"``. By name one of these, ``"liger"``, ``"cce"`` or ``"native"``; one that cannot compute the call
+            as asked is an error, and no other stands in. :func:`ac_loss.explain` says which would run and why.
         accum: where the weight gradient is summed over chunks of tokens: ``"fp32"``; ``"param"``, in the parameter's
             own dtype, which needs less memory and in bf16 loses accuracy as chunks grow in number; ``"main_grad"``,
             which adds it to the fp32 ``weight.main_grad`` in the backward and returns none through autograd
@@ -103,24 +105,20 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         TypeError: a tensor argument is not a tensor.
         ValueError: an option, shape, dtype or device is wrong; names it, the constraint and the remedy.
     """
-    check_choice("backend", backend, get_args(Backend))
-    check_choice("accum", accum, get_args(Accum))
-    check_choice("reduction", reduction, get_args(Reduction))
-    check_integer("ignore_index", ignore_index)
-    if softcap is not None:
-        check_number("softcap", softcap, above_zero=True)
-    check_number("label_smoothing", label_smoothing, most=1.0)
-    check_number("z_loss", z_loss)
-    check_number("logit_scale", logit_scale, above_zero=True)
-    check_grad_mode(grad_mode, reduction)
+    objective = check_options(
+        backend=backend,
+        accum=accum,
+        reduction=reduction,
+        ignore_index=ignore_index,
+        softcap=softcap,
+        label_smoothing=label_smoothing,
+        z_loss=z_loss,
+        logit_scale=logit_scale,
+        grad_mode=grad_mode,
+        num_label_tokens=num_label_tokens,
+    )
     check_flag("strict_nan", strict_nan)
-    if reduction == "none" and num_label_tokens is not None:
-        raise ValueError("num_label_tokens: divides a sum, and reduction 'none' makes none; divide the result instead")
     check_choice("grad_reduce", grad_reduce, get_args(GradReduce))
-    if isinstance(num_label_tokens, torch.Tensor):
-        refuse_sharded(num_label_tokens=num_label_tokens)
-
-    objective = Objective(logit_scale=logit_scale, softcap=softcap, label_smoothing=label_smoothing, z_loss=z_loss)
     compute_here = compute
     if torch.compiler.is_compiling():
         from ac_loss._uncompiled import compute as compute_here
@@ -135,11 +133,53 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         num_label_tokens=num_label_tokens,
         accum=accum,
         grad_mode=grad_mode,
+        backend=backend,
         strict_nan=strict_nan,
         grad_reduce_group=grad_reduce_group,
         grad_reduce=grad_reduce,
         vocab_parallel_group=vocab_parallel_group,
     )
+
+
+def check_options(
+    *,
+    backend: Backend,
+    accum: Accum,
+    reduction: Reduction,
+    ignore_index: int,
+    softcap: float | None,
+    label_smoothing: float,
+    z_loss: float,
+    logit_scale: float,
+    grad_mode: GradMode,
+    num_label_tokens: int | torch.Tensor | None,
+) -> Objective:
+    """What is minimised; raises ``ValueError`` on options of the loss that are wrong by themselves."""
+    check_choice("backend", backend, get_args(Backend))
+    check_choice("accum", accum, get_args(Accum))
+    check_choice("reduction", reduction, get_args(Reduction))
+    check_integer("ignore_index", ignore_index)
+    if softcap is not None:
+        check_number("softcap", softcap, above_zero=True)
+    check_number("label_smoothing", label_smoothing, most=1.0)
+    check_number("z_loss", z_loss)
+    check_number("logit_scale", logit_scale, above_zero=True)
+    check_grad_mode(grad_mode, reduction)
+    if reduction == "none" and num_label_tokens is not None:
+        raise ValueError("num_label_tokens: divides a sum, and reduction 'none' makes none; divide the result instead")
+    if isinstance(num_label_tokens, torch.Tensor):
+        refuse_sharded(num_label_tokens=num_label_tokens)
+
+    return Objective(logit_scale=logit_scale, softcap=softcap, label_smoothing=label_smoothing, z_loss=z_loss)
+
+
+def check_gemm_dtype(gemm_dtype: torch.dtype, grad_mode: GradMode) -> None:
+    """Raise ``ValueError`` where gradients would be lost before they are scaled."""
+    if grad_mode == "forward" and gemm_dtype == torch.float16:
+        raise ValueError(
+            "grad_mode: 'forward' rounds the gradients to float16 before the backward brings the loss scale, and most "
+            "would be lost; use 'auto' or 'recompute', or compute the loss in bfloat16 or float32"
+        )
 
 
 def compute(
@@ -154,6 +194,7 @@ def compute(
     num_label_tokens: int | torch.Tensor | None,
     accum: Accum,
     grad_mode: GradMode,
+    backend: Backend,
     strict_nan: bool,
     grad_reduce_group: "ProcessGroup | None",
     grad_reduce: GradReduce,
@@ -171,11 +212,7 @@ def compute(
         hidden, weight, labels, bias, vocabulary, saving = local
     check_tensors(hidden, weight, labels, bias, autocast)
     gemm_dtype = autocast or hidden.dtype
-    if grad_mode == "forward" and gemm_dtype == torch.float16:
-        raise ValueError(
-            "grad_mode: 'forward' rounds the gradients to float16 before the backward brings the loss scale, and most "
-            "would be lost; use 'auto' or 'recompute', or compute the loss in bfloat16 or float32"
-        )
+    check_gemm_dtype(gemm_dtype, grad_mode)
     if accum == "main_grad" and weight.requires_grad and torch.is_grad_enabled():
         main_grad_of(weight)
     vocab = weight.shape[0] if vocabulary is None else vocabulary.size
@@ -198,7 +235,7 @@ def compute(
     flat = hidden.reshape(labels.numel(), weight.shape[1])
     kind = "none" if reduction == "none" else "sum"
     with saving:
-        loss = torch_backend.run(job, flat, weight, bias, reduction=kind)
+        loss = backends.run(backend, job, flat, weight, bias, reduction=kind)
     if reduction == "none":
         return loss.reshape(labels.shape)
     nothing = strict_nan and reduction == "mean" and num_label_tokens is None and not rows.labels.numel()

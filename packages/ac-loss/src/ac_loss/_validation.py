@@ -43,11 +43,14 @@ def refuse_sharded(**tensors: torch.Tensor | None) -> None:
             )
 
 
-def autocast_dtype(hidden: torch.Tensor) -> torch.dtype | None:
-    """The dtype autocast wants for matrix products here, None where it is off. It never touches fp64."""
+def autocast_dtype(hidden: torch.Tensor, device: str | None = None) -> torch.dtype | None:
+    """The dtype autocast wants for matrix products on ``device``, by default hidden's; None where it is off.
+
+    It never touches fp64.
+    """
     if not isinstance(hidden, torch.Tensor) or hidden.dtype == torch.float64:
         return None
-    device = hidden.device.type
+    device = device or hidden.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return None
