@@ -41,13 +41,16 @@ def test_facade() -> None:
         "AllToAllDispatcher",
         "Dispatched",
         "MoEConfig",
+        "MoETailError",
         "RecomputeCacheError",
         "RecomputeRoutingMismatchError",
         "Stats",
         "__version__",
         "context_fn",
+        "experts",
         "reset_stats",
         "stats",
+        "wrap_reentrant",
     ]
     assert set(ac_moe.__all__) <= set(dir(ac_moe))
     for name in ac_moe.__all__:

@@ -9,11 +9,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ac_moe import experts
     from ac_moe.cache.contexts import context_fn
+    from ac_moe.cache.reentrant import wrap_reentrant
     from ac_moe.cache.stats import Stats, reset_stats, stats
     from ac_moe.config import MoEConfig
     from ac_moe.dispatch.alltoall import AllToAllDispatcher, Dispatched
-    from ac_moe.errors import RecomputeCacheError, RecomputeRoutingMismatchError
+    from ac_moe.errors import MoETailError, RecomputeCacheError, RecomputeRoutingMismatchError
 
 __version__ = "0.1.0"
 
@@ -21,27 +23,32 @@ __all__ = [
     "AllToAllDispatcher",
     "Dispatched",
     "MoEConfig",
+    "MoETailError",
     "RecomputeCacheError",
     "RecomputeRoutingMismatchError",
     "Stats",
     "__version__",
     "context_fn",
+    "experts",
     "reset_stats",
     "stats",
+    "wrap_reentrant",
 ]
 
 _HOME = {
     "AllToAllDispatcher": "ac_moe.dispatch.alltoall",
     "Dispatched": "ac_moe.dispatch.alltoall",
     "MoEConfig": "ac_moe.config",
+    "MoETailError": "ac_moe.errors",
     "RecomputeCacheError": "ac_moe.errors",
     "RecomputeRoutingMismatchError": "ac_moe.errors",
     "Stats": "ac_moe.cache.stats",
     "context_fn": "ac_moe.cache.contexts",
     "reset_stats": "ac_moe.cache.stats",
     "stats": "ac_moe.cache.stats",
+    "wrap_reentrant": "ac_moe.cache.reentrant",
 }
-_SUBMODULES = ("config", "errors", "reference")
+_SUBMODULES = ("config", "errors", "experts", "megatron", "reference")
 
 
 def __getattr__(name: str) -> object:

@@ -9,7 +9,6 @@ from ac_moe._choices import choice_mistake
 # Names of the design that this version refuses. What is missing here is implemented.
 NOT_BUILT: dict[str, tuple[str, ...]] = {
     "dispatcher": ("hybridep",),
-    "dispatcher_recompute_cache": ("moe_tail",),
 }
 
 
@@ -34,7 +33,8 @@ class MoEConfig:
 
     dispatcher_recompute_cache: Literal["none", "combine", "moe_tail"] = "none"
     """What a checkpointed block keeps of each MoE layer for its recompute. `combine` keeps the layer's output,
-    `[tokens, hidden]` per layer and in-flight microbatch, and skips the combine's communication in the recompute."""
+    `[tokens, hidden]` per layer and in-flight microbatch, and skips the combine's communication in the recompute.
+    `moe_tail` also skips the GEMM of the down projection, whose output only feeds that combine."""
 
     def __post_init__(self) -> None:
         mistakes = []

@@ -159,7 +159,7 @@ def twice(rank: int, early_stop: bool) -> tuple[list[str], list[int], int]:
         for again in (True, True, False):
             loss.backward(retain_graph=again)
             live.append(ac_moe.stats().live_entries)  # the loss is held, so is whatever hangs on it
-            kept = [e.tensor for o in gc.get_objects() if type(o) is Region for e in o.kept.values()]
+            kept = [e.value for o in gc.get_objects() if type(o) is Region for e in o.kept.values()]
             assert not any(tensor.requires_grad for tensor in kept), "the recompute's graph hangs on what is kept"
         return {"x": x.grad} | {name: p.grad.clone() for name, p in model.named_parameters()}, live
 

@@ -5,22 +5,22 @@ import pytest
 import torch
 
 import ac_moe
-from ac_moe.cache.region import Claim, Kept, Site, claim
+from ac_moe.cache.region import Claim, Site, claim
 
 
 def combine_once(site: Site, value: float) -> Claim:
     """What `combine` does with its claim."""
     claimed = claim(site)
     if claimed.kept is not None:
-        claimed.keep(claimed.kept)
-    elif claimed.keepers:
-        claimed.keep(Kept(torch.full((2, 3), value), None))
+        claimed.pass_on()
+    else:
+        claimed.keep(torch.full((2, 3), value))
     return claimed
 
 
 def served(site: Site) -> float | None:
     kept = combine_once(site, -1.0).kept
-    return None if kept is None else kept.tensor[0, 0].item()
+    return None if kept is None else kept.value[0, 0].item()
 
 
 def test_by_site_and_call_not_by_order() -> None:
@@ -78,10 +78,11 @@ def test_recompute_within_its_own_forward_computes_what_is_not_there_yet() -> No
 
 def test_no_region_no_grad() -> None:
     site = Site("Layer")
-    assert combine_once(site, 1.0) == Claim(None, [])
+    nothing = Claim(site, "combine", kept=None, source=None, keepers=[])
+    assert combine_once(site, 1.0) == nothing
     forward, _ = ac_moe.context_fn("combine")()
     with forward, torch.no_grad():
-        assert combine_once(site, 1.0) == Claim(None, [])
+        assert combine_once(site, 1.0) == nothing
 
 
 def test_inner_forward_in_an_outer_recompute_keeps_what_is_served() -> None:

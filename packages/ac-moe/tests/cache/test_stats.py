@@ -12,9 +12,9 @@ def test_counters() -> None:
     recorder = _Recorder()
     assert recorder.snapshot() == Stats()
     first, second = Entry(), Entry()
-    recorder.kept(first, 10)
-    recorder.kept(second, 30)
-    recorder.served(2)
+    recorder.kept(first, "a", 10)
+    ledger = recorder.kept(second, "b", 30)
+    recorder.served(ledger, 2)
     assert recorder.snapshot() == Stats(
         stored=2, stored_bytes=40, served=1, collectives_skipped=2, live_entries=2, live_bytes=40
     )
@@ -32,8 +32,7 @@ def test_counting_from_many_threads_loses_nothing() -> None:
         for _ in range(500):
             entry = Entry()
             entry.cycle = entry  # so that a collection frees it, maybe while the counters are locked
-            recorder.kept(entry, 8)
-            recorder.served(1)
+            recorder.served(recorder.kept(entry, "a", 8), 1)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:

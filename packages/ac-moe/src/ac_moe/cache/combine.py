@@ -6,10 +6,13 @@ from typing import Any, Protocol
 import torch
 from torch.autograd.function import once_differentiable
 
+from ac_moe.cache.conditions import refuse_rows
 from ac_moe.cache.modes import without_dispatch_modes
-from ac_moe.cache.region import Claim, Kept, Site, claim
+from ac_moe.cache.region import COMBINE, Claim, Site, claim
+from ac_moe.cache.routing_check import check_routing
 from ac_moe.cache.stats import recorder
-from ac_moe.errors import RecomputeCacheError, RecomputeRoutingMismatchError
+from ac_moe.cache.tail import Mark, opened
+from ac_moe.errors import RecomputeCacheError
 
 # NOTE [ One node in both phases ]
 #
@@ -67,14 +70,28 @@ def combine(rows: torch.Tensor, exchange: Exchange, site: Site) -> torch.Tensor:
         `[tokens, hidden]`, dtype of `rows`.
 
     Raises:
+        MoETailError: under `moe_tail`, `rows` is not what `ac_moe.experts.down_projection` returned.
         RecomputeRoutingMismatchError: what was kept was routed otherwise.
         RecomputeCacheError: what was kept was changed in place, or the recompute calls the layer too often.
     """
-    fingerprint = Fingerprint(tuple(rows.shape), rows.dtype, exchange.fingerprint)
-    claimed = claim(site)
-    if claimed.kept is not None:
-        _check(claimed.kept, fingerprint, site)
-    return _Combine.apply(rows, exchange, claimed, fingerprint)
+    with opened(rows) as mark:
+        claimed = claim(site, COMBINE)
+        for region, _ in claimed.keepers:
+            if region.mode == "moe_tail":
+                if mark is None:
+                    refuse_rows(site)
+                region.combined.add(mark.number)
+        fingerprint = Fingerprint(tuple(rows.shape), rows.dtype, exchange.fingerprint)
+        if claimed.kept is not None:
+            if claimed.kept.edited:
+                raise RecomputeCacheError(
+                    f"{site}: the combine output that was kept for the recompute was changed in place after the forward "
+                    "made it, so the recompute would continue from the changed values. Use an out-of-place operation "
+                    "on the output of the MoE layer (`y = y + x` for `y += x`), or checkpoint this block with mode "
+                    "'none'."
+                )
+            check_routing(site, claimed.kept.fingerprint, fingerprint)
+        return _Combine.apply(rows, exchange, claimed, fingerprint, mark)
 
 
 class _Combine(torch.autograd.Function):
@@ -82,40 +99,20 @@ class _Combine(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: torch.Tensor, exchange: Exchange, claimed: Claim, fingerprint: Fingerprint
+        ctx: Any, rows: torch.Tensor, exchange: Exchange, claimed: Claim, fingerprint: Fingerprint, mark: Mark | None
     ) -> torch.Tensor:
         ctx.exchange = exchange
         with without_dispatch_modes():
             if claimed.kept is not None:
-                recorder.served(exchange.collectives)
-                claimed.keep(claimed.kept)
-                return claimed.kept.tensor.detach()
+                skipped = mark is not None and mark.skipped
+                recorder.served(claimed.kept.ledger, exchange.collectives, gemms=int(skipped))
+                claimed.pass_on()
+                return claimed.kept.value.detach()
             output = exchange.combine(rows)
-            if claimed.keepers:
-                claimed.keep(Kept(output, fingerprint))
+            claimed.keep(output, fingerprint)
             return output
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return ctx.exchange.dispatch(grad), None, None, None
-
-
-def _check(kept: Kept, fingerprint: Fingerprint, site: Site) -> None:
-    if kept.edited:
-        raise RecomputeCacheError(
-            f"{site}: the combine output that was kept for the recompute was changed in place after the forward made "
-            "it, so the recompute would continue from the changed values. Use an out-of-place operation on the output "
-            "of the MoE layer (`y = y + x` for `y += x`), or checkpoint this block with mode 'none'."
-        )
-    if kept.fingerprint != fingerprint:
-        raise RecomputeRoutingMismatchError(
-            f"{site}: tokens are routed differently in the recompute than in the forward; gradients would be wrong.\n"
-            f"  forward:   {kept.fingerprint}\n"
-            f"  recompute: {fingerprint}\n"
-            "Make the router deterministic: no noise that the checkpoint does not replay, no state that the forward "
-            "changes, no near-ties decided by a non-deterministic kernel.",
-            site=str(site),
-            forward=kept.fingerprint,
-            recompute=fingerprint,
-        )
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return ctx.exchange.dispatch(grad), None, None, None, None

@@ -1,0 +1,79 @@
+"""The output of a down projection under `moe_tail`: marked, and readable by the dispatcher's combine alone."""
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from ac_moe.errors import MoETailError
+
+# NOTE [ The only reader ]
+#
+# Under `moe_tail` the recompute does not make the output of the down projection. That is right only if the one thing
+# that reads it is a combine that the recompute serves.
+#
+# 1. So it is handed out as a tensor that refuses every operation, in the forward already, before any gradient is made:
+#    a bias added, a router weight applied after, LoRA, a norm for a log. What is asked of its shape or dtype is
+#    answered. The same tensor object changes its class, so there is no node, no copy and no operator of this.
+# 2. Combine opens it, and closes it again behind itself: a later reader is refused as well.
+# 3. Combine takes nothing else in a forward under `moe_tail`. What a block made of the output in a way that is not
+#    seen here (C++ code) is another tensor, and refused there.
+# 4. A region notes the number of each projection that one of its combines has read and kept. The recompute skips
+#    those alone. (The down projection may stand in a checkpoint of its own, with the combine outside.)
+# 5. In the recompute the tensor is a NaN that is one element large. If it slips through everything, nothing plausible
+#    comes of it.
+
+
+class Mark(NamedTuple):
+    """Which down projection made the rows, and whether their values are a placeholder."""
+
+    number: int
+    skipped: bool
+
+
+numbers = itertools.count()
+
+
+class DownProjectionRows(torch.Tensor):
+    """`[rows, hidden]`, for the dispatcher's combine alone; see NOTE [ The only reader ]."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        name = func.__self__.__name__ if func.__name__ == "__get__" else func.__name__
+        if name not in _HARMLESS:
+            raise MoETailError(
+                f"moe_tail: `{name}` reads the output of the down projection, which the recompute does not make. Its "
+                "only reader must be the dispatcher's combine: no bias or LoRA on it, no router weight after it, no "
+                "cast, no statistics of it. Apply the router weight inside the activation, or use mode 'combine'.",
+                (f"{name} reads the output of the down projection",),
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+# What tells of a tensor without reading its values.
+_HARMLESS = frozenset(
+    ["shape", "dtype", "device", "layout", "ndim", "requires_grad", "grad_fn", "is_leaf", "names", "itemsize", "nbytes", "output_nr", "is_cpu", "is_cuda", "is_meta", "is_sparse", "is_quantized", "is_nested", "is_mkldnn", "is_mps", "is_xpu", "size", "dim", "ndimension", "numel", "nelement", "stride", "element_size", "storage_offset", "is_contiguous", "is_floating_point", "is_complex", "is_inference", "get_device", "__len__", "__hash__", "register_hook", "__repr__", "__format__"]
+)
+
+
+def mark(output: torch.Tensor, number: int, *, skipped: bool) -> torch.Tensor:
+    """Gives `output`, a plain tensor, its mark, and closes it for other readers."""
+    output._ac_moe_mark = Mark(number, skipped)
+    output.__class__ = DownProjectionRows
+    return output
+
+
+@contextlib.contextmanager
+def opened(rows: torch.Tensor) -> Iterator[Mark | None]:
+    """The mark of `rows`, if it is what a down projection returned; until the exit it is an ordinary tensor."""
+    if type(rows) is not DownProjectionRows:
+        yield None
+        return
+    rows.__class__ = torch.Tensor
+    try:
+        yield rows._ac_moe_mark
+    finally:
+        rows.__class__ = DownProjectionRows
