@@ -1,7 +1,7 @@
 """The combine step of an MoE layer: one autograd node, whose value is computed once per checkpointed block."""
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -11,7 +11,7 @@ from ac_moe.cache.modes import without_dispatch_modes
 from ac_moe.cache.region import COMBINE, Claim, Site, claim
 from ac_moe.cache.routing_check import check_routing
 from ac_moe.cache.stats import recorder
-from ac_moe.cache.tail import Mark, opened
+from ac_moe.cache.tail import opened
 from ac_moe.errors import RecomputeCacheError
 
 # NOTE [ One node in both phases ]
@@ -85,34 +85,43 @@ def combine(rows: torch.Tensor, exchange: Exchange, site: Site) -> torch.Tensor:
         if claimed.kept is not None:
             if claimed.kept.edited:
                 raise RecomputeCacheError(
-                    f"{site}: the combine output that was kept for the recompute was changed in place after the forward "
-                    "made it, so the recompute would continue from the changed values. Use an out-of-place operation "
-                    "on the output of the MoE layer (`y = y + x` for `y += x`), or checkpoint this block with mode "
-                    "'none'."
+                    f"{site}: the combine output that was kept for the recompute was changed in place after the "
+                    "forward made it, so the recompute would continue from the changed values. Use an out-of-place "
+                    "operation on the output of the MoE layer (`y = y + x` for `y += x`), or checkpoint this block "
+                    "with mode 'none'."
                 )
             check_routing(site, claimed.kept.fingerprint, fingerprint)
-        return _Combine.apply(rows, exchange, claimed, fingerprint, mark)
+        return _Combine.apply(rows, exchange, _Value(claimed, fingerprint, mark is not None and mark.skipped))
+
+
+class _Value(NamedTuple):
+    """Where the value of one combine comes from and goes to."""
+
+    claimed: Claim
+    fingerprint: Fingerprint
+    without_projection: bool
+
+    def of(self, rows: torch.Tensor, exchange: Exchange) -> torch.Tensor:
+        kept = self.claimed.kept
+        if kept is None:
+            output = exchange.combine(rows)
+            self.claimed.keep(output, self.fingerprint)
+            return output
+        recorder.served(kept.ledger, exchange.collectives, gemms=int(self.without_projection))
+        self.claimed.pass_on()
+        return kept.value.detach()
 
 
 class _Combine(torch.autograd.Function):
     """See NOTE [ One node in both phases ]."""
 
     @staticmethod
-    def forward(
-        ctx: Any, rows: torch.Tensor, exchange: Exchange, claimed: Claim, fingerprint: Fingerprint, mark: Mark | None
-    ) -> torch.Tensor:
+    def forward(ctx: Any, rows: torch.Tensor, exchange: Exchange, value: _Value) -> torch.Tensor:
         ctx.exchange = exchange
         with without_dispatch_modes():
-            if claimed.kept is not None:
-                skipped = mark is not None and mark.skipped
-                recorder.served(claimed.kept.ledger, exchange.collectives, gemms=int(skipped))
-                claimed.pass_on()
-                return claimed.kept.value.detach()
-            output = exchange.combine(rows)
-            claimed.keep(output, fingerprint)
-            return output
+            return value.of(rows, exchange)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return ctx.exchange.dispatch(grad), None, None, None, None
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.exchange.dispatch(grad), None, None

@@ -17,7 +17,8 @@ import torch
 # 3. Whether gradients were on outside, where the checkpoint was called, is seen from the node: only if they were, and
 #    an input needs one, does it have next functions.
 # 4. `_get_current_graph_task_keep_graph` tells `backward(retain_graph=True)` from the last backward.
-for _module, _name in ((torch._C, "_current_autograd_node"), (torch._C._autograd, "_get_current_graph_task_keep_graph")):
+_NEEDED = ((torch._C, "_current_autograd_node"), (torch._C._autograd, "_get_current_graph_task_keep_graph"))
+for _module, _name in _NEEDED:
     if not hasattr(_module, _name):
         raise ImportError(
             f"ac-moe needs {_module.__name__}.{_name} for reentrant checkpoints, which torch 2.11 to 2.13 have and "
@@ -26,13 +27,17 @@ for _module, _name in ((torch._C, "_current_autograd_node"), (torch._C._autograd
 
 
 def checkpoint_in_forward() -> Any | None:
-    """The node of the innermost reentrant checkpoint whose forward is calling, if gradients are on outside of it."""
+    """The node of the reentrant checkpoint whose forward is calling, or None.
+
+    None as well if gradients were off where that checkpoint was called, so that no backward will come.
+    """
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == "forward" and "ctx" in frame.f_code.co_varnames:
+        if "ctx" in frame.f_code.co_varnames:
             node = frame.f_locals.get("ctx")
             if hasattr(node, "run_function"):
-                return node if any(function is not None for function, _ in node.next_functions) else None
+                differentiable = any(function is not None for function, _ in node.next_functions)
+                return node if frame.f_code.co_name == "forward" and differentiable else None
         frame = frame.f_back
     return None
 

@@ -71,8 +71,8 @@ class _Reentrant:
         regions = vars(node).setdefault(_ATTRIBUTE, {})
         if self in regions:
             raise RecomputeCacheError(
-                f"{self.__name__}: this wrapped function is called twice in one reentrant checkpoint, so that its calls "
-                "cannot be told apart in the recompute. Wrap the function that the checkpoint is given: "
+                f"{self.function!r}: wrapped, it is called twice in one reentrant checkpoint, so that its calls cannot "
+                "be told apart in the recompute. Wrap the function that the checkpoint is given: "
                 "checkpoint(ac_moe.wrap_reentrant(function, mode), ..., use_reentrant=True)."
             )
         regions[self] = Region(self.mode, reentrant=True)

@@ -54,9 +54,13 @@ class DownProjectionRows(torch.Tensor):
 
 
 # What tells of a tensor without reading its values.
-_HARMLESS = frozenset(
-    ["shape", "dtype", "device", "layout", "ndim", "requires_grad", "grad_fn", "is_leaf", "names", "itemsize", "nbytes", "output_nr", "is_cpu", "is_cuda", "is_meta", "is_sparse", "is_quantized", "is_nested", "is_mkldnn", "is_mps", "is_xpu", "size", "dim", "ndimension", "numel", "nelement", "stride", "element_size", "storage_offset", "is_contiguous", "is_floating_point", "is_complex", "is_inference", "get_device", "__len__", "__hash__", "register_hook", "__repr__", "__format__"]
-)
+_HARMLESS_NAMES = """
+    shape dtype device layout ndim size dim ndimension numel nelement stride storage_offset is_contiguous itemsize nbytes
+    element_size names is_cpu is_cuda is_meta is_mps is_xpu is_mkldnn is_nested is_quantized is_sparse get_device
+    is_floating_point is_complex is_inference requires_grad grad_fn is_leaf output_nr register_hook
+    __len__ __hash__ __repr__ __format__
+"""
+_HARMLESS = frozenset(_HARMLESS_NAMES.split())
 
 
 def mark(output: torch.Tensor, number: int, *, skipped: bool) -> torch.Tensor:

@@ -21,8 +21,8 @@ from ac_moe.cache.modes import answering, without_dispatch_modes
 # 2. The gradient must be dense: `out.sum().backward()` sends an expanded one. A hook makes it so.
 # 3. Rows beyond the last offset are memory that nobody wrote, in the output and in the gradient of the rows. They are
 #    zeroed in both; their values in the input may be anything, also NaN.
-# 4. It packs its three saved tensors before it multiplies. Early stop ends a recompute in the last pack, so that the
-#    product of a trailing down projection is never run again. `_PerExpert` does the same.
+# 4. It packs its three saved tensors before it multiplies, so that early stop, which ends a recompute in the last pack,
+#    never runs a trailing down projection again. `_PerExpert` packs after it has multiplied, as any Function does.
 # 5. Fake and meta tensors of other dtypes than bfloat16 are refused: these take `_PerExpert`, which multiplies nothing.
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ALIGNMENT = 16  # bytes
@@ -77,8 +77,8 @@ class Product:
         """The product.
 
         Args:
-            skip: make the autograd node and pack what it saves, but multiply nothing: the result is a NaN of one element,
-                expanded to the shape of the product.
+            skip: make the autograd node and pack what it saves, but multiply nothing: the result is a NaN of one
+                element, expanded to the shape of the product.
             hide: keep it out of sight of dispatch modes; see NOTE [ Out of sight of dispatch modes ].
         """
         if hide or skip or self.padded:  # rows that are left over are zeroed in place, which a selective policy refuses
@@ -177,8 +177,8 @@ def _takes_kernel(rows: torch.Tensor, weight: torch.Tensor) -> bool:
     unaligned = [size for size in weight.shape[1:] if size * rows.dtype.itemsize % _ALIGNMENT]
     if unaligned and rows.device.type != "cpu":
         raise ValueError(
-            f"weight: shape {list(weight.shape)}, but on {rows.device.type} a grouped GEMM of {rows.dtype} needs K and N "
-            f"to be multiples of {_ALIGNMENT // rows.dtype.itemsize}; pad the experts' hidden or intermediate size"
+            f"weight: {list(weight.shape)}, but on {rows.device.type} a grouped GEMM of {rows.dtype} needs K and N to "
+            f"be multiples of {_ALIGNMENT // rows.dtype.itemsize}; pad the experts' hidden or intermediate size"
         )
     return not unaligned
 
@@ -204,8 +204,8 @@ def _check(rows: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> N
         )
     if offsets.dtype != torch.int32 or offsets.shape != weight.shape[:1]:
         raise ValueError(
-            f"offsets: {offsets.dtype} {list(offsets.shape)} does not fit; expected torch.int32 [{weight.shape[0]}], as "
-            "`tokens_per_expert.cumsum(0).int()` gives"
+            f"offsets: {offsets.dtype} {list(offsets.shape)} does not fit; expected torch.int32 [{weight.shape[0]}], "
+            "as `tokens_per_expert.cumsum(0).int()` gives"
         )
     if not rows.device == weight.device == offsets.device:
         raise ValueError(
