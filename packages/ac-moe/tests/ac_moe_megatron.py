@@ -3,6 +3,7 @@
 import contextlib
 import warnings
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 import torch
@@ -61,3 +62,96 @@ def megatron_on_cpu() -> Iterator[None]:
             parallel_state.initialize_model_parallel(expert_model_parallel_size=dist.get_world_size())
         tensor_parallel.model_parallel_cuda_manual_seed(1)
         yield
+
+
+# ---- models
+
+HIDDEN, WIDE, EXPERTS, TOP_K, SEQUENCE = 32, 48, 4, 2, 6
+DISPATCHERS = ("flex", "alltoall", "allgather")
+RECOMPUTE = {
+    "no recompute": {},
+    "uniform 1": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+    "uniform 2": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 2},
+    "block 1": {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 1},
+    "moe": {"recompute_granularity": "selective", "recompute_modules": ["moe"]},
+}
+
+
+def config(recompute: str = "no recompute", dispatcher: str = "flex", **settings: Any) -> Any:
+    """Two layers, dropout, an auxiliary loss and an expert bias."""
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    chosen = {
+        "num_layers": 2,
+        "hidden_size": HIDDEN,
+        "num_attention_heads": 4,
+        "num_moe_experts": EXPERTS,
+        "moe_router_topk": TOP_K,
+        "moe_ffn_hidden_size": WIDE,
+        "expert_model_parallel_size": dist.get_world_size(),
+        "moe_token_dispatcher_type": dispatcher,
+        "moe_flex_dispatcher_backend": "hybridep" if dispatcher == "flex" else "deepep",
+        "add_bias_linear": False,
+        "gated_linear_unit": True,
+        "activation_func": torch.nn.functional.silu,
+        "use_cpu_initialization": True,
+        "init_method_std": 0.3,
+        "hidden_dropout": 0.1,
+        "attention_dropout": 0.0,
+        "masked_softmax_fusion": False,
+        "bias_dropout_fusion": False,
+        "bias_activation_fusion": False,
+        "persist_layer_norm": False,
+        "moe_router_dtype": "fp32",
+        "moe_router_score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
+        "moe_router_load_balancing_type": "aux_loss",
+        "moe_aux_loss_coeff": 0.1,
+    }
+    return TransformerConfig(**chosen | RECOMPUTE[recompute] | settings)
+
+
+def block(configuration: Any, experts: Any = None) -> Any:
+    """A `TransformerBlock`, the same on each call; its experts are those of `ac_moe.megatron` unless others are given."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer.transformer_block import TransformerBlock
+
+    import ac_moe.megatron
+
+    spec = get_gpt_layer_local_spec(num_experts=EXPERTS, moe_grouped_gemm=False)
+    if experts != "sequential":
+        spec.submodules.mlp.submodules.experts = experts or ac_moe.megatron.TorchGroupedExperts
+    torch.manual_seed(3)
+    return TransformerBlock(configuration, spec, post_layer_norm=False)
+
+
+def run(model: torch.nn.Module, schedule: str = "f0 b0 f1 b1", sequence: int = SEQUENCE) -> dict[str, torch.Tensor]:
+    """Trains on microbatches in the order of `schedule`; everything that must not depend on checkpointing."""
+    generator = torch.Generator().manual_seed(70 + dist.get_rank())
+    count = 1 + max(int(step[1:]) for step in schedule.split())
+    inputs = [torch.randn(sequence, 1, HIDDEN, generator=generator).requires_grad_() for _ in range(count)]
+    mask = torch.ones(1, 1, sequence, sequence, dtype=torch.bool).triu(1)
+    torch.manual_seed(11)
+    losses, result = {}, {}
+    for step in schedule.split():
+        number = int(step[1:])
+        if step[0] == "f":
+            losses[number] = (model(inputs[number], attention_mask=mask).float() ** 2).sum()
+        else:
+            result[f"loss {number}"] = losses[number].detach()
+            losses.pop(number).backward()
+    result |= {f"input {i}": x.grad for i, x in enumerate(inputs)}
+    result |= {name: parameter.grad for name, parameter in model.named_parameters()}
+    result |= {name: buffer.clone() for name, buffer in model.named_buffers()}
+    return result | {"random": torch.get_rng_state()} | logged()
+
+
+def logged() -> dict[str, torch.Tensor]:
+    """The auxiliary losses that Megatron has summed up since the last call."""
+    from ac_moe.megatron.router import _logged_losses
+
+    sums = _logged_losses()
+    result = {f"logged {i}": values.clone() for i, values in enumerate(sums)}
+    for values in sums:
+        values.zero_()
+    return result

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ac_moe.cache.combine import combine
 from ac_moe.cache.region import Site
-from ac_moe.megatron.replacement import Replacement, replacements
+from ac_moe.megatron.replacement import Replacement, remove_replacements
 
 # ---- allgather: rows are summed where they were computed, then reduce-scattered
 
@@ -91,8 +91,7 @@ class AllToAllSumExchange:
     @classmethod
     def of(cls, dispatcher: Any, received: int) -> "AllToAllSumExchange":
         then = copy.copy(dispatcher)
-        for replacement in replacements(dispatcher):
-            delattr(then, replacement.name)
+        remove_replacements(then)
         then.probs = None  # only its dtype was needed, before; it holds the router's graph
         splits = [tuple(map(int, part)) for part in (then.input_splits, then.output_splits) if part is not None]
         return cls(then, sum(splits[0]) if splits else received, tuple(splits))

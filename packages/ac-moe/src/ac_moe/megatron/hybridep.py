@@ -57,7 +57,7 @@ class Layout:
         if tokens.shape[0] < self.sent:
             tokens = torch.cat([tokens, tokens.new_zeros(self.sent - tokens.shape[0], tokens.shape[1])])
         rows, row_probs, *_ = _buffer().dispatch_with_permute(
-            hidden=tokens,
+            hidden=tokens.contiguous(),
             probs=probs,
             scaling_factor=None,
             handle=self.handle,
@@ -72,7 +72,7 @@ class Layout:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The adjoint of `send`."""
         tokens, token_probs = _buffer().combine_with_unpermute(
-            hidden=rows,
+            hidden=rows.contiguous(),
             probs=probs,
             handle=self.handle,
             pad_multiple=self.pad_multiple,

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from ac_moe.cache.conditions import LayerFacts, check_moe_tail
 from ac_moe.cache.contexts import Mode
 from ac_moe.cache.reentrant import wrap_reentrant
+from ac_moe.cache.region import Site, in_region
 from ac_moe.megatron.checkpoints import checkpoints_seen
 from ac_moe.megatron.replacement import Replacement
 
@@ -60,13 +62,23 @@ class BlockForward(Replacement):
 class LayerForward(Replacement):
     """`forward` of an `MoELayer`; see NOTE [ A dispatcher forgets ]."""
 
-    def __init__(self, layer: nn.Module, mode: Mode) -> None:
+    def __init__(self, layer: nn.Module, mode: Mode, site: Site) -> None:
         super().__init__(layer, "forward")
         self.mode = mode
+        self.site = site
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.mode == "moe_tail":
+            self._must_be_checkpointed()
         with forgetting(self.owner), checkpoints_seen(self._wrap):
             return self.original(*args, **kwargs)
+
+    def _must_be_checkpointed(self) -> None:
+        layer = self.owner
+        by_megatron = layer.config.recompute_granularity == "full" or layer.moe_layer_recompute
+        trains = layer.training and torch.is_grad_enabled()
+        if trains and not by_megatron and not in_region():
+            check_moe_tail({str(self.site): LayerFacts(activation_checkpointing=False, dispatcher="hybridep")})
 
     def _wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return wrap_reentrant(Forgetful(function, self.owner), self.mode, pin_routing=True)

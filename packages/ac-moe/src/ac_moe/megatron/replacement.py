@@ -1,6 +1,6 @@
 """A method of one object, replaced for that object alone."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 # NOTE [ Attached to instances ]
@@ -10,12 +10,15 @@ from typing import Any
 # 2. It is an object of a class at the top of a module, which refers to its owner. A copy of the model, by `deepcopy` or
 #    pickle, then has replacements of its own that refer to the copy; a closure would go on to work for the original.
 # 3. What is found in the object's own attributes before is called as the original and put back by `remove`.
+# 4. The object also holds a list of what stands for its methods. So it is noticed when something else has been put in
+#    the place since, which would still call the replacement.
+_RECORD = "_ac_moe_replaced"
 
 
 class Replacement:
     """Stands for `owner.name` while it is installed; subclasses define `__call__`."""
 
-    def __init__(self, owner: object, name: str) -> None:
+    def __init__(self, owner: Any, name: str) -> None:
         self.owner = owner
         self.name = name
         self.previous: Callable[..., Any] | None = vars(owner).get(name)
@@ -29,15 +32,24 @@ class Replacement:
 
     def install(self) -> None:
         setattr(self.owner, self.name, self)
+        vars(self.owner).setdefault(_RECORD, []).append(self)
 
-    def remove(self) -> None:
-        if self.previous is None:
-            delattr(self.owner, self.name)
+
+def check_removable(owner: Any) -> None:
+    """Raises RuntimeError if something else has taken the place of a replacement of `owner`."""
+    for replacement in vars(owner).get(_RECORD, ()):
+        now = vars(owner).get(replacement.name)
+        if now is not replacement:
+            raise RuntimeError(
+                f"{type(owner).__name__}.{replacement.name} was replaced after ac_moe.megatron.enable, by {now!r}; undo "
+                "that first, or the cache would stay in part"
+            )
+
+
+def remove_replacements(owner: Any) -> None:
+    """Puts every method of `owner` back."""
+    for replacement in reversed(vars(owner).pop(_RECORD, [])):
+        if replacement.previous is None:
+            delattr(owner, replacement.name)
         else:
-            setattr(self.owner, self.name, self.previous)
-
-
-def replacements(owner: object) -> Iterator[Replacement]:
-    """Those that are installed on `owner`."""
-    return (value for value in list(vars(owner).values()) if isinstance(value, Replacement))
-
+            setattr(owner, replacement.name, replacement.previous)

@@ -9,7 +9,7 @@ from torch import nn
 
 from ac_moe.cache.region import Site, claim
 from ac_moe.megatron.replacement import Replacement
-from ac_moe.routing import pin
+from ac_moe.routing import check, counted_once, pin
 
 # NOTE [ A router counts in the forward ]
 #
@@ -20,21 +20,8 @@ from ac_moe.routing import pin
 # 1. In the forward of a region the router always counts. Where a reentrant checkpoint has turned gradients off, they are
 #    on for the router, and its outputs leave without the graph.
 # 2. In the recompute the router finds its buffers as they were in that forward, and what it adds is dropped.
-# 3. The buffers are exchanged and not written to: what a graph has saved of them keeps its version.
-# 4. The logits are those of the forward. All that follows is the same computation of the same numbers.
-
-STATE = "router state"
-
-
-class Gating(Replacement):
-    """`router.gating`: the logits of the forward, through an identity, in each recompute."""
-
-    def __init__(self, router: nn.Module, site: Site) -> None:
-        super().__init__(router, "gating")
-        self.site = site
-
-    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return pin(self.site, self.original(*args, **kwargs))
+# 3. Logs are sums over all layers and microbatches, which nothing reads in between: they are put back.
+_LOGS = "logged losses"
 
 
 class RouterForward(Replacement):
@@ -44,33 +31,56 @@ class RouterForward(Replacement):
         super().__init__(router, "forward")
         self.site = site
 
-    def __call__(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-        claimed = claim(self.site, STATE)
-        if claimed.kept is not None:
-            claimed.pass_on()
-            with _as_it_was(self.owner, claimed.kept.value):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        claimed = claim(self.site, _LOGS)
+        with counted_once(self.owner):
+            if claimed.kept is not None:
+                claimed.pass_on()
+                with _logs_unchanged():
+                    return self.original(*args, **kwargs)
+            claimed.keep(True)
+            if torch.is_grad_enabled() or not claimed.keepers:
                 return self.original(*args, **kwargs)
-        if not claimed.keepers:
-            return self.original(*args, **kwargs)
-        claimed.keep({name: buffer.clone() for name, buffer in self.owner.named_buffers(recurse=False)})
-        if torch.is_grad_enabled():
-            return self.original(*args, **kwargs)
-        with torch.enable_grad():
-            outputs = self.original(*args, **kwargs)
-        return tuple(output.detach() for output in outputs)
+            with torch.enable_grad():
+                outputs = self.original(*args, **kwargs)
+            return tuple(output.detach() for output in outputs)
+
+
+class Routing(Replacement):
+    """`router.routing`, which makes probabilities and a map of logits: of those of the forward, in each recompute.
+
+    Args:
+        dispatcher: of the same layer, whose group must route alike.
+        check_routing: whether to compare the maps; None for those that are not made by Megatron's own code.
+    """
+
+    def __init__(self, router: nn.Module, site: Site, dispatcher: Any, check_routing: bool | None) -> None:
+        super().__init__(router, "routing")
+        self.site = site
+        self.dispatcher = dispatcher
+        self.check_routing = check_routing
+
+    def __call__(self, logits: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        outputs = self.original(pin(self.site, logits), *args, **kwargs)
+        if self._checks:
+            routing_map = outputs[1]
+            check(self.site, routing_map.bool(), routing_map.shape[-1], self.dispatcher.tp_ep_group)
+        return outputs
+
+    @property
+    def _checks(self) -> bool:
+        if self.check_routing is not None:
+            return self.check_routing
+        made_by = type(self.owner).routing.__module__
+        return self.previous is not None or not made_by.startswith("megatron.core.")
 
 
 @contextlib.contextmanager
-def _as_it_was(router: nn.Module, then: dict[str, torch.Tensor]) -> Iterator[None]:
-    now = {name: getattr(router, name) for name in then}
+def _logs_unchanged() -> Iterator[None]:
     logged = [(values, values.clone()) for values in _logged_losses()]
     try:
-        for name, buffer in then.items():
-            setattr(router, name, buffer.clone())
         yield
     finally:
-        for name, buffer in now.items():
-            setattr(router, name, buffer)
         for values, before in logged:
             values.copy_(before)
 
