@@ -1,7 +1,9 @@
 """Megatron-core on CPU and gloo: what its code asks of CUDA is answered while a test runs. Never part of the package."""
 
 import contextlib
+import functools
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -131,6 +133,7 @@ def run(model: torch.nn.Module, schedule: str = "f0 b0 f1 b1", sequence: int = S
     count = 1 + max(int(step[1:]) for step in schedule.split())
     inputs = [torch.randn(sequence, 1, HIDDEN, generator=generator).requires_grad_() for _ in range(count)]
     mask = torch.ones(1, 1, sequence, sequence, dtype=torch.bool).triu(1)
+    logged()
     torch.manual_seed(11)
     losses, result = {}, {}
     for step in schedule.split():
@@ -155,3 +158,37 @@ def logged() -> dict[str, torch.Tensor]:
     for values in sums:
         values.zero_()
     return result
+
+
+# ---- counting
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[Counter[str]]:
+    """Counts what the reference HybridEP buffer, `torch.distributed` and matrix products do on this rank in here."""
+    from megatron.core.tensor_parallel import mappings
+
+    counts: Counter[str] = Counter()
+    watched = [
+        (ac_moe.reference.HybridEPBuffer, "dispatch_with_permute", "dispatch"),
+        (ac_moe.reference.HybridEPBuffer, "combine_with_unpermute", "combine"),
+        (dist, "barrier", "barrier"),
+        (dist, "all_to_all_single", "all_to_all"),
+        (mappings, "dist_all_gather_func", "all_gather"),
+        (mappings, "dist_reduce_scatter_func", "reduce_scatter"),
+        (dist, "all_reduce", "all_reduce"),
+    ]
+    with contextlib.ExitStack() as stack, torch.profiler.profile() as profile:
+        for owner, attribute, name in watched:
+            stack.enter_context(mock.patch.object(owner, attribute, _counted(getattr(owner, attribute), counts, name)))
+        yield counts
+    counts["mm"] = sum(event.count for event in profile.key_averages() if event.key == "aten::mm")
+
+
+def _counted(function: Any, counts: Counter[str], name: str) -> Any:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        counts[name] += 1
+        return function(*args, **kwargs)
+
+    return call
