@@ -40,6 +40,7 @@ def test_facade() -> None:
     assert ac_moe.__all__ == [
         "AllToAllDispatcher",
         "Dispatched",
+        "HybridEPDispatcher",
         "MoEConfig",
         "MoETailError",
         "RecomputeCacheError",
@@ -48,7 +49,9 @@ def test_facade() -> None:
         "__version__",
         "context_fn",
         "experts",
+        "reference",
         "reset_stats",
+        "routing",
         "stats",
         "wrap_reentrant",
     ]

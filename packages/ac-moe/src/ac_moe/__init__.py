@@ -9,12 +9,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ac_moe import experts
+    from ac_moe import experts, reference, routing
     from ac_moe.cache.contexts import context_fn
     from ac_moe.cache.reentrant import wrap_reentrant
     from ac_moe.cache.stats import Stats, reset_stats, stats
     from ac_moe.config import MoEConfig
-    from ac_moe.dispatch.alltoall import AllToAllDispatcher, Dispatched
+    from ac_moe.dispatch.alltoall import AllToAllDispatcher
+    from ac_moe.dispatch.base import Dispatched
+    from ac_moe.dispatch.hybridep import HybridEPDispatcher
     from ac_moe.errors import MoETailError, RecomputeCacheError, RecomputeRoutingMismatchError
 
 __version__ = "0.1.0"
@@ -22,6 +24,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AllToAllDispatcher",
     "Dispatched",
+    "HybridEPDispatcher",
     "MoEConfig",
     "MoETailError",
     "RecomputeCacheError",
@@ -30,14 +33,17 @@ __all__ = [
     "__version__",
     "context_fn",
     "experts",
+    "reference",
     "reset_stats",
+    "routing",
     "stats",
     "wrap_reentrant",
 ]
 
 _HOME = {
     "AllToAllDispatcher": "ac_moe.dispatch.alltoall",
-    "Dispatched": "ac_moe.dispatch.alltoall",
+    "Dispatched": "ac_moe.dispatch.base",
+    "HybridEPDispatcher": "ac_moe.dispatch.hybridep",
     "MoEConfig": "ac_moe.config",
     "MoETailError": "ac_moe.errors",
     "RecomputeCacheError": "ac_moe.errors",
@@ -48,7 +54,7 @@ _HOME = {
     "stats": "ac_moe.cache.stats",
     "wrap_reentrant": "ac_moe.cache.reentrant",
 }
-_SUBMODULES = ("config", "errors", "experts", "megatron", "reference")
+_SUBMODULES = ("config", "errors", "experts", "megatron", "reference", "routing")
 
 
 def __getattr__(name: str) -> object:

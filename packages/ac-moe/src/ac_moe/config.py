@@ -7,9 +7,7 @@ from typing import Literal, get_args
 from ac_moe._choices import choice_mistake
 
 # Names of the design that this version refuses. What is missing here is implemented.
-NOT_BUILT: dict[str, tuple[str, ...]] = {
-    "dispatcher": ("hybridep",),
-}
+NOT_BUILT: dict[str, tuple[str, ...]] = {}
 
 
 def built_choices(field: str, known: tuple[str, ...]) -> tuple[str, ...]:
@@ -26,7 +24,8 @@ class MoEConfig:
     """
 
     dispatcher: Literal["alltoall", "hybridep"] = "alltoall"
-    """How tokens reach the ranks of their experts. `alltoall` is plain `torch.distributed`, on any backend."""
+    """How tokens reach the ranks of their experts. `alltoall` is plain `torch.distributed`, on any backend;
+    `hybridep` is DeepEP's HybridEP, where it is installed."""
 
     experts: Literal["torch_mm"] = "torch_mm"
     """How the experts multiply: torch's own matrix products."""

@@ -139,7 +139,8 @@ def checking(rank: int, check_routing: bool | None) -> int:
     with megatron_on_cpu():
         model = block(config("uniform 1"))
         ac_moe.megatron.enable(model, "combine", check_routing=check_routing)
-        loss = (model(torch.randn(6, 1, HIDDEN).requires_grad_(), attention_mask=None) ** 2).sum()
+        mask = torch.ones(1, 1, 6, 6, dtype=torch.bool).triu(1)
+        loss = (model(torch.randn(6, 1, HIDDEN).requires_grad_(), attention_mask=mask) ** 2).sum()
         with counting() as counts:
             loss.backward()
         return counts["all_reduce"]

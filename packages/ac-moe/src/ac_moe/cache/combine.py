@@ -7,6 +7,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ac_moe.cache.conditions import refuse_rows
+from ac_moe.cache.engine import graph_is_kept
 from ac_moe.cache.modes import without_dispatch_modes
 from ac_moe.cache.region import COMBINE, Claim, Site, claim
 from ac_moe.cache.routing_check import check_routing
@@ -25,7 +26,8 @@ from ac_moe.errors import RecomputeCacheError
 #    ends a recompute after the last tensor that is needed, could never skip it (NVIDIA-NeMo/Automodel#2930).
 # 3. So backward may use the routing alone, which the node holds as a plain attribute. It can, because combine is an
 #    unweighted sum: its backward is the dispatch of the gradient. Router weights are applied by the experts.
-# 4. The node holds the exchange and not what it was applied to: nothing here keeps an activation alive.
+# 4. The node holds the exchange and not what it was applied to: nothing here keeps an activation alive. It lets go of
+#    it when its backward has run, as of a saved tensor, since the loss may be held for long.
 
 
 class Exchange(Protocol):
@@ -124,4 +126,21 @@ class _Combine(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return ctx.exchange.dispatch(grad), None, None
+        return exchange_of(ctx).dispatch(grad), None, None
+
+
+def exchange_of(ctx: Any) -> Exchange:
+    """The exchange of the node whose backward is running. Released with the graph, as saved tensors are.
+
+    Raises:
+        RuntimeError: it was released by an earlier backward.
+    """
+    exchange = ctx.exchange
+    if exchange is None:
+        raise RuntimeError(
+            "Trying to backward through an MoE layer a second time, after its routing was freed. Specify "
+            "retain_graph=True in the first backward."
+        )
+    if not graph_is_kept():
+        ctx.exchange = None
+    return exchange

@@ -1,4 +1,4 @@
-"""The one place that uses a private name of PyTorch."""
+"""What is asked of PyTorch's dispatcher and tracer by private names."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -19,17 +19,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 #    uninitialised.
 # 3. Leaving modes is not public. A wrapper subclass or a custom operator would still be seen by the mode.
 try:
+    from torch._guards import TracingContext
     from torch.utils._python_dispatch import _disable_current_modes
 except ImportError as error:
     raise ImportError(
-        "ac-moe needs torch.utils._python_dispatch._disable_current_modes, which torch 2.11 to 2.13 have and torch "
-        f"{torch.__version__} has not. Install a torch between them, or report this to ac-moe."
+        "ac-moe needs torch.utils._python_dispatch._disable_current_modes and torch._guards.TracingContext, which "
+        f"torch 2.11 to 2.13 have and torch {torch.__version__} has not. Install a torch between them, or report this "
+        "to ac-moe."
     ) from error
 
 
 def without_dispatch_modes() -> AbstractContextManager[object]:
     """A context in which no TorchDispatchMode sees an operator; see NOTE [ Out of sight of dispatch modes ]."""
     return _disable_current_modes()
+
+
+def dynamo_is_tracing() -> bool:
+    """Whether torch.compile is looking at what the running frame has; `torch.compiler.is_compiling` is False there."""
+    return TracingContext.try_get() is not None
 
 
 class answering(TorchDispatchMode):  # noqa: N801, a context that is read as a verb

@@ -17,15 +17,5 @@ def check_routing(site: Site, forward: object, recompute: object) -> None:
     Raises:
         RecomputeRoutingMismatchError: they differ.
     """
-    if forward == recompute:
-        return
-    raise RecomputeRoutingMismatchError(
-        f"{site}: tokens are routed differently in the recompute than in the forward; gradients would be wrong.\n"
-        f"  forward:   {forward}\n"
-        f"  recompute: {recompute}\n"
-        "Make the router deterministic: no noise that the checkpoint does not replay, no state that the forward "
-        "changes, no near-ties decided by a non-deterministic kernel.",
-        site=str(site),
-        forward=forward,
-        recompute=recompute,
-    )
+    if forward != recompute:
+        raise RecomputeRoutingMismatchError.of(site, forward, recompute)

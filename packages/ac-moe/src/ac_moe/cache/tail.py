@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ac_moe.cache.modes import dynamo_is_tracing
 from ac_moe.errors import MoETailError
 
 # NOTE [ The only reader ]
@@ -22,7 +23,8 @@ from ac_moe.errors import MoETailError
 #    seen here (C++ code) is another tensor, and refused there.
 # 4. A region notes the number of each projection that one of its combines has read and kept. The recompute skips
 #    those alone. (The down projection may stand in a checkpoint of its own, with the combine outside.)
-# 5. In the recompute the tensor is a NaN that is one element large. If it slips through everything, nothing plausible
+# 5. While dynamo traces a compiled block it may look at the tensor as it likes. What it compiles is refused when it runs.
+# 6. In the recompute the tensor is a NaN that is one element large. If it slips through everything, nothing plausible
 #    comes of it.
 
 
@@ -40,9 +42,10 @@ class DownProjectionRows(torch.Tensor):
     """`[rows, hidden]`, for the dispatcher's combine alone; see NOTE [ The only reader ]."""
 
     @classmethod
+    @torch.compiler.disable
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         name = func.__self__.__name__ if func.__name__ == "__get__" else func.__name__
-        if name not in _HARMLESS:
+        if name not in _HARMLESS and not dynamo_is_tracing():
             raise MoETailError(
                 f"moe_tail: `{name}` reads the output of the down projection, which the recompute does not make. Its "
                 "only reader must be the dispatcher's combine: no bias or LoRA on it, no router weight after it, no "
@@ -55,8 +58,8 @@ class DownProjectionRows(torch.Tensor):
 
 # What tells of a tensor without reading its values.
 _HARMLESS_NAMES = """
-    shape dtype device layout ndim size dim ndimension numel nelement stride storage_offset is_contiguous itemsize nbytes
-    element_size names is_cpu is_cuda is_meta is_mps is_xpu is_mkldnn is_nested is_quantized is_sparse get_device
+    shape dtype device layout ndim size dim ndimension numel nelement stride storage_offset is_contiguous itemsize
+    nbytes element_size names is_cpu is_cuda is_meta is_mps is_xpu is_mkldnn is_nested is_quantized is_sparse get_device
     is_floating_point is_complex is_inference requires_grad grad_fn is_leaf output_nr register_hook
     __len__ __hash__ __repr__ __format__
 """

@@ -28,13 +28,12 @@ def down_projection(
     if not any(active(phase, "moe_tail") for phase in Phase):
         return product()
     claimed = claim(_SITE, PROJECTION)
-    if claimed.kept is None and not claimed.keepers:  # without gradients
-        return product(hide=True)
+    number, skip = next(numbers), False
     if claimed.kept is None:
-        number, skip = next(numbers), False
         claimed.keep(number)
     else:
         number = claimed.kept.value
         skip = number in claimed.source.combined
         claimed.pass_on()
-    return mark(product(skip=skip, hide=True), number, skipped=skip)
+    output = product(skip=skip, hide=True)
+    return mark(output, number, skipped=skip) if skip or claimed.keepers else output

@@ -60,7 +60,7 @@ class Product:
     def __init__(self, rows: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor, padded: bool | None) -> None:
         _check(rows, weight, offsets)
         device = rows.device.type
-        if torch.is_autocast_enabled(device):
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
             rows, weight = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (rows, weight))
         if rows.dtype != weight.dtype:
             raise ValueError(f"weight: {weight.dtype}, rows: {rows.dtype}; they must be of one dtype")
@@ -71,7 +71,7 @@ class Product:
             self.ends = _known_offsets(offsets, rows.shape[0])
         if padded is None:
             padded = self.ends is None or self.ends[-1] < rows.shape[0]
-        self.padded = padded and not self.per_expert
+        self.padded = padded and not self.per_expert and not _without_values(rows)
 
     def __call__(self, *, skip: bool = False, hide: bool = False) -> torch.Tensor:
         """The product.
@@ -89,14 +89,13 @@ class Product:
     def _run(self, skip: bool) -> torch.Tensor:
         rows = _NoGradientBeyond.apply(self.rows, self.offsets) if self.padded else self.rows
         if self.per_expert:
-            output = _PerExpert.apply(rows, self.weight, self.ends, skip)
-        else:
-            with answering(torch.ops.aten._grouped_mm.default, _placeholder) if skip else contextlib.nullcontext():
-                output = F.grouped_mm(_aligned(rows), _aligned(self.weight), offs=self.offsets)
-            if self.padded and not skip:
-                output.detach().masked_fill_(_beyond(output, self.offsets), 0)
+            return _PerExpert.apply(rows, self.weight, self.ends, skip)
+        with answering(torch.ops.aten._grouped_mm.default, _placeholder) if skip else contextlib.nullcontext():
+            output = F.grouped_mm(_aligned(rows), _aligned(self.weight), offs=self.offsets)
+        if self.padded and not skip:
+            output.detach().masked_fill_(_beyond(output, self.offsets), 0)
         if output.requires_grad:
-            output.register_hook(torch.Tensor.contiguous)
+            output.register_hook(_aligned)
         return output
 
 
@@ -175,7 +174,7 @@ def _takes_kernel(rows: torch.Tensor, weight: torch.Tensor) -> bool:
     if rows.dtype not in _KERNEL_DTYPES or (_without_values(rows) and rows.dtype != torch.bfloat16):
         return False
     unaligned = [size for size in weight.shape[1:] if size * rows.dtype.itemsize % _ALIGNMENT]
-    if unaligned and rows.device.type != "cpu":
+    if unaligned and rows.device.type not in ("cpu", "meta"):
         raise ValueError(
             f"weight: {list(weight.shape)}, but on {rows.device.type} a grouped GEMM of {rows.dtype} needs K and N to "
             f"be multiples of {_ALIGNMENT // rows.dtype.itemsize}; pad the experts' hidden or intermediate size"
@@ -185,20 +184,19 @@ def _takes_kernel(rows: torch.Tensor, weight: torch.Tensor) -> bool:
 
 def _aligned(matrix: torch.Tensor) -> torch.Tensor:
     """The matrix, or matrices, in a layout that the kernel takes; a copy only if it is not in one."""
-    size = matrix.dtype.itemsize
-    strides = [stride for stride, length in zip(matrix.stride(), matrix.shape, strict=True) if length > 1]
-    units = strides.count(1)
-    fine = all(stride == 1 or (stride and stride * size % _ALIGNMENT == 0) for stride in strides)
-    row_or_column = matrix.stride(-1) == 1 or (matrix.ndim == 3 and matrix.stride(-2) == 1)
-    if fine and units <= 1 and row_or_column and matrix.storage_offset() * size % _ALIGNMENT == 0:
+    size, strides = matrix.dtype.itemsize, list(matrix.stride())
+    unit = -2 if matrix.ndim == 3 and strides[-2] == 1 else -1
+    aligned = strides.pop(unit) == 1 and all(stride and stride * size % _ALIGNMENT == 0 for stride in strides)
+    if aligned and matrix.storage_offset() * size % _ALIGNMENT == 0:
         return matrix
+    # Not `contiguous`, which leaves a dimension of one element or none its stride, whatever that is.
     return matrix.clone(memory_format=torch.contiguous_format)
 
 
 def _check(rows: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> None:
     if rows.ndim != 2 or not rows.is_floating_point():
         raise ValueError(f"rows: {rows.dtype} {list(rows.shape)} does not fit; expected floating [R, K]")
-    if weight.ndim != 3 or not weight.is_floating_point() or weight.shape[1] != rows.shape[1]:
+    if weight.ndim != 3 or not weight.is_floating_point() or not weight.shape[0] or weight.shape[1] != rows.shape[1]:
         raise ValueError(
             f"weight: {weight.dtype} {list(weight.shape)} does not fit; expected floating [E, {rows.shape[1]}, N]"
         )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ac_moe.cache.combine import combine
+from ac_moe.cache.combine import combine, exchange_of
 from ac_moe.cache.modes import without_dispatch_modes
 from ac_moe.cache.region import Site, claim
 from ac_moe.megatron.replacement import Replacement
@@ -136,13 +136,13 @@ class _Redispatch(torch.autograd.Function):
     def forward(
         ctx: Any, tokens: torch.Tensor, probs: torch.Tensor, layout: Layout
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.layout = layout
+        ctx.exchange = layout
         return layout.send(tokens, probs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, rows: torch.Tensor, probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        return *ctx.layout.send_back(rows, probs), None
+        return *exchange_of(ctx).send_back(rows, probs), None
 
 
 def layout_of(manager: Any) -> Layout:
