@@ -2,7 +2,6 @@
 
 import functools
 import gc
-import time
 import weakref
 
 import pytest
@@ -19,9 +18,11 @@ from ac_moe_model import (
     collectives,
     differences,
     gradients,
+    live_tensors,
     loss_of,
     plain,
     recompute,
+    storage_bytes,
 )
 from ac_moe_ranks import Ranks
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
@@ -336,16 +337,6 @@ def held(rank: int, mode: str, dtype: torch.dtype) -> int:
     after = storage_bytes()
     del losses
     return after - before
-
-
-def live_tensors() -> list[torch.Tensor]:
-    time.sleep(0.2)  # gloo's threads let go of a collective's tensors a moment after it is done
-    return [o for o in gc.get_objects() if type(o) in (torch.Tensor, torch.nn.Parameter)]
-
-
-def storage_bytes() -> int:
-    storages = (tensor.untyped_storage() for tensor in live_tensors())
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
