@@ -1,4 +1,4 @@
-"""Megatron-core on CPU and gloo: what its code asks of CUDA is answered while a test runs. Never part of the package."""
+"""Megatron-core on CPU and gloo: what its code asks of CUDA is answered while a test runs. Not for the package."""
 
 import contextlib
 import functools
@@ -38,7 +38,7 @@ _CUDA = {
 }
 
 
-def _to_host(tensor: object, as_numpy: bool = False, record_stream: bool = False) -> object:  # noqa: ARG001
+def _to_host(tensor: object, as_numpy: bool = False, record_stream: bool = False) -> object:
     """Megatron leaves a tensor that is no CUDA tensor as it is, where gloo wants numbers."""
     return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
@@ -55,7 +55,7 @@ def megatron_on_cpu() -> Iterator[None]:
         from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
         for name, stand_in in _CUDA.items():
-            stack.enter_context(mock.patch.object(torch.cuda, name, stand_in))
+            stack.enter_context(mock.patch.object(torch.cuda, name, new=stand_in))
         stack.enter_context(mock.patch.object(torch.cuda.random, "get_rng_state", _CUDA["get_rng_state"]))
         stack.enter_context(mock.patch.object(megatron_random, "_set_cuda_rng_state", lambda *_, **__: None))
         stack.enter_context(mock.patch.object(moe_utils, "te_general_gemm", None, create=True))
@@ -114,7 +114,7 @@ def config(recompute: str = "no recompute", dispatcher: str = "flex", **settings
 
 
 def block(configuration: Any, experts: Any = None) -> Any:
-    """A `TransformerBlock`, the same on each call; its experts are those of `ac_moe.megatron` unless others are given."""
+    """A `TransformerBlock`, the same on each call, with the experts of `ac_moe.megatron` unless others are given."""
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer.transformer_block import TransformerBlock
 

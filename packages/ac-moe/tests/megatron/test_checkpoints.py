@@ -77,7 +77,7 @@ def while_it_runs(rank: int) -> list[bool]:
 
 
 def test_nothing_is_left_in_megatron(ranks: Ranks) -> None:
-    # (In the recompute the attention's forward comes under MoELayer.forward of no one: Megatron's own again.)
+    # The recompute needs nothing of it: it calls the function that was wrapped in the forward.
     assert ranks.run(while_it_runs) == [[False, True, True]] * 2
 
 
@@ -104,9 +104,9 @@ def another_signature(rank: int) -> str:
         from megatron.core import tensor_parallel
 
         model = block(config("uniform 1"))
-        with mock.patch.object(tensor_parallel, "checkpoint", lambda region, *tensors: None):
-            with pytest.raises(ImportError) as caught:
-                ac_moe.megatron.enable(model, "combine")
+        other = mock.create_autospec(lambda region, *tensors: None)
+        with mock.patch.object(tensor_parallel, "checkpoint", other), pytest.raises(ImportError) as caught:
+            ac_moe.megatron.enable(model, "combine")
         return str(caught.value)
 
 

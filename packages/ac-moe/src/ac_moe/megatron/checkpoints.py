@@ -13,7 +13,7 @@ Wrap: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 # Megatron checkpoints chunks of layers, or an MoE layer, by calling `tensor_parallel.checkpoint(function, distribute,
 # *tensors)` from inside a method, with a function made on the spot. That call is where a chunk begins and ends, and the
 # identity of the function is what ties its recompute to its forward. Neither can be had from the module's methods, and
-# where the call stands has moved between releases (transformer_block.py in 0.16 and 0.17, recompute.py since 0.18).
+# where the call stands differs between releases (transformer_block.py in 0.16 and 0.17, recompute.py since 0.18).
 #
 # 1. So for the time that a module's own forward runs, `tensor_parallel.checkpoint` is `_Seen`; then it is what it was
 #    before. It calls what it replaces; other threads, and modules that are not enabled, get just that.

@@ -22,7 +22,7 @@ class AllGatherCombine(Replacement):
         super().__init__(dispatcher, "token_combine")
         self.site = site
 
-    def __call__(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def __call__(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         dispatcher = self.owner
         exchange = ReduceScatterExchange(
             run=self.original,
@@ -62,12 +62,12 @@ class AllToAllPostponed(Replacement):
     def __init__(self, dispatcher: Any) -> None:
         super().__init__(dispatcher, "token_combine")
 
-    def __call__(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def __call__(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return hidden_states
 
 
 class AllToAllCombine(Replacement):
-    """`combine_postprocess`: what it gives, `[tokens, hidden]`, is kept, and not the `top_k` times larger rows before."""
+    """`combine_postprocess`: its `[tokens, hidden]` are kept, and not the `top_k` times as many rows before."""
 
     def __init__(self, dispatcher: Any, site: Site) -> None:
         super().__init__(dispatcher, "combine_postprocess")

@@ -127,7 +127,7 @@ class Combine(Replacement):
         super().__init__(manager, "combine")
         self.site = site
 
-    def __call__(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def __call__(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return combine(hidden_states, layout_of(self.owner), self.site)
 
 

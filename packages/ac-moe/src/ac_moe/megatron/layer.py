@@ -78,7 +78,7 @@ class LayerForward(Replacement):
         by_megatron = layer.config.recompute_granularity == "full" or layer.moe_layer_recompute
         trains = layer.training and torch.is_grad_enabled()
         if trains and not by_megatron and not in_region():
-            check_moe_tail({str(self.site): LayerFacts(activation_checkpointing=False, dispatcher="hybridep")})
+            check_moe_tail({str(self.site): LayerFacts(activation_checkpointing=False)})
 
     def _wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return wrap_reentrant(Forgetful(function, self.owner), self.mode, pin_routing=True)

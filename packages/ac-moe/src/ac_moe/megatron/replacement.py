@@ -41,8 +41,8 @@ def check_removable(owner: Any) -> None:
         now = vars(owner).get(replacement.name)
         if now is not replacement:
             raise RuntimeError(
-                f"{type(owner).__name__}.{replacement.name} was replaced after ac_moe.megatron.enable, by {now!r}; undo "
-                "that first, or the cache would stay in part"
+                f"{type(owner).__name__}.{replacement.name} was replaced after ac_moe.megatron.enable, by {now!r}; "
+                "undo that first, or the cache would stay in part"
             )
 
 

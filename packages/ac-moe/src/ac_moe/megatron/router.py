@@ -1,4 +1,4 @@
-"""Megatron's router in a checkpointed region: it routes as it did in the forward, and what it counts, it counts once."""
+"""Megatron's router in a checkpointed region: it routes as it did in the forward, and counts once."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from ac_moe.routing import check, counted_once, pin
 
 # NOTE [ A router counts in the forward ]
 #
-# Megatron's router adds to buffers (expert load, global auxiliary loss) and to sums that are logged (auxiliary losses),
-# if gradients are on. So a non-reentrant checkpoint counts twice, and a reentrant one counts in the recompute, in the
+# If gradients are on, Megatron's router adds to buffers (expert load, global auxiliary loss) and to sums that are
+# logged (auxiliary losses). So a non-reentrant checkpoint counts twice, and a reentrant one counts in the recompute, in the
 # order in which backwards come. The global auxiliary loss reads what it adds to: its gradients would depend on that.
 #
-# 1. In the forward of a region the router always counts. Where a reentrant checkpoint has turned gradients off, they are
-#    on for the router, and its outputs leave without the graph.
+# 1. In the forward of a region the router always counts. Where a reentrant checkpoint has turned gradients off, they
+#    are on for the router, and its outputs leave without the graph.
 # 2. In the recompute the router finds its buffers as they were in that forward, and what it adds is dropped.
 # 3. Logs are sums over all layers and microbatches, which nothing reads in between: they are put back.
 _LOGS = "logged losses"
