@@ -57,7 +57,7 @@ def megatron_on_cpu() -> Iterator[None]:
         for name, stand_in in _CUDA.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, new=stand_in))
         stack.enter_context(mock.patch.object(torch.cuda.random, "get_rng_state", _CUDA["get_rng_state"]))
-        stack.enter_context(mock.patch.object(megatron_random, "_set_cuda_rng_state", lambda *_, **__: None))
+        stack.enter_context(mock.patch.object(megatron_random, "_set_cuda_rng_state"))
         stack.enter_context(mock.patch.object(moe_utils, "te_general_gemm", None, create=True))
         stack.enter_context(mock.patch.object(token_dispatcher, "maybe_move_tensor_to_cpu", _to_host))
         if not parallel_state.model_parallel_is_initialized():

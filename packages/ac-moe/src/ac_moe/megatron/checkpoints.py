@@ -20,7 +20,7 @@ Wrap: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 # 2. Entering is counted, for modules in modules and for threads; the last to leave puts back the original.
 # 3. What a thread wants done is kept by thread. The innermost module's wish counts.
 # 4. A recompute needs nothing of this: it calls the function that was wrapped in the forward.
-# 5. If Megatron checkpoints without this call, nothing would be kept and nobody would know: so `Sight.seen` counts the calls.
+# 5. If Megatron checkpointed without this call, nothing would be kept and nobody would know. So `Sight.seen` counts.
 
 
 class Sight:

@@ -19,10 +19,10 @@ from ac_moe.routing import site_of
 #
 # 1. Chunks that Megatron checkpoints (`recompute_granularity` full, or selective with `moe`) become regions of the
 #    cache by themselves, in the mode that `enable` was given.
-# 2. Where the caller runs `torch.utils.checkpoint` around Megatron's layers, its `context_fn` says the mode, and `enable`
-#    makes the layers answer to it.
-# 3. So `enable` cannot know whether a layer is checkpointed at all. Without a region all is as without `enable`, but for
-#    `moe_tail`, which is refused in the first forward that trains without one.
+# 2. Where the caller runs `torch.utils.checkpoint` around Megatron's layers, its `context_fn` says the mode, and
+#    `enable` makes the layers answer to it.
+# 3. So `enable` cannot know whether a layer is checkpointed at all. Without a region all is as without `enable`, but
+#    for `moe_tail`, which is refused in the first forward that trains without one.
 
 
 def enable(model: nn.Module, mode: Mode, *, check_routing: bool | None = None) -> tuple[str, ...]:

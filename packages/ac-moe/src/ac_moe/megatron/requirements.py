@@ -46,7 +46,7 @@ def _mistakes(layer: MoELayer, *, inside_block: bool) -> list[str]:
     backend = config.moe_flex_dispatcher_backend
     found = {
         "fp8, fp4: Megatron then checkpoints through Transformer Engine, which replays scaling factors and does not "
-        "say where a recompute begins; train the checkpointed layers in bf16, or without ac-moe": config.fp8 or config.fp4,
+        "say where a recompute begins; train checkpointed layers in bf16, or without ac-moe": config.fp8 or config.fp4,
         f"moe_flex_dispatcher_backend: {backend!r} keeps its routing where only its own backward can read it; use "
         "'hybridep'": dispatcher == "flex" and backend != "hybridep",
         f"moe_token_dispatcher_type: {dispatcher!r} is not known; use 'flex', 'alltoall' or 'allgather'": (
