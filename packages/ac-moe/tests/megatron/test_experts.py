@@ -53,10 +53,11 @@ _LINEARS = ("linear_fc1", "linear_fc2")
         {},
         {"activation_func": torch.nn.functional.gelu},
         {"gated_linear_unit": False, "activation_func": torch.nn.functional.relu},
-        {"activation_func_clamp_value": 0.5, "glu_linear_offset": 1.0},
+        {"activation_func_clamp_value": 0.5},
+        {"glu_linear_offset": 1.0},
         {"moe_ffn_hidden_size": WIDE + 3},  # no multiple of 16 bytes
     ],
-    ids=["swiglu", "geglu", "no gate", "clamped", "odd width"],
+    ids=["swiglu", "geglu", "no gate", "clamped", "offset", "odd width"],
 )
 def test_computes_what_sequential_experts_do(ranks: Ranks, settings: dict[str, Any]) -> None:
     assert max(ranks.run(as_sequential, settings=settings)) < 1e-5

@@ -15,7 +15,7 @@ from ac_moe.routing import check, counted_once, pin
 #
 # If gradients are on, Megatron's router adds to buffers (expert load, global auxiliary loss) and to sums that are
 # logged (auxiliary losses). So a non-reentrant checkpoint counts twice, and a reentrant one counts in the recompute, in
-# the order in which backwards come. The global auxiliary loss reads what it adds to: its gradients would depend on that.
+# the order in which backwards come. The global auxiliary loss reads what it adds to: gradients would depend on that.
 #
 # 1. In the forward of a region the router always counts. Where a reentrant checkpoint has turned gradients off, they
 #    are on for the router, and its outputs leave without the graph.
