@@ -1,4 +1,4 @@
-"""The model of `ac_moe_model` on the HybridEP dispatcher, with grouped experts, and every kind of checkpoint."""
+"""The model of `ac_moe_model` on a HybridEP that orders rows anew, and checkpoints of every kind that pin."""
 
 import contextlib
 import functools
@@ -7,14 +7,20 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
-from ac_moe_model import EXPERTS, Forward, Layer, build, recompute
+from ac_moe_model import EXPERTS, Forward, GroupedLayer, Layer, build, recompute
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ac_moe
 from ac_moe.reference.layout import Layout
 
-KINDS = ("early-stop", "to-the-end", "reentrant")
+KINDS = ("early stop", "to the end", "reentrant")
+SCHEDULES = {
+    "sequential": "f0 b0 f1 b1 f2 b2 f3 b3",
+    "1f1b": "f0 f1 b0 f2 b1 f3 b2 b3",
+    "lifo": "f0 f1 f2 f3 b3 b2 b1 b0",
+    "any": "f0 f1 f2 b1 f3 b3 b0 b2",
+}
 COLLECTIVES = ("all_gather", "all_reduce", "all_to_all_single", "barrier")
 
 
@@ -37,19 +43,6 @@ class JitteredBuffer(ac_moe.reference.HybridEPBuffer):
         return places, counts
 
 
-class GroupedLayer(Layer):
-    """Experts as grouped GEMMs, whose down projection `moe_tail` can go without."""
-
-    def mixture(self, x: torch.Tensor) -> torch.Tensor:
-        ids, weights = self.route(x)
-        sent = self.dispatcher.dispatch(x, ids, weights)
-        offsets = sent.tokens_per_expert.cumsum(0).int()
-        gate = ac_moe.experts.grouped_mm(sent.rows, self.gate, offsets)
-        up = ac_moe.experts.grouped_mm(sent.rows, self.up, offsets)
-        inner = (nn.functional.silu(gate) * up * sent.weights[:, None]).to(sent.rows.dtype)
-        return self.dispatcher.combine(ac_moe.experts.down_projection(inner, self.down, offsets), sent)
-
-
 def build_hybridep(
     layers: int = 3,
     form: str = "mul",
@@ -62,11 +55,9 @@ def build_hybridep(
     **options: object,
 ) -> nn.ModuleList:
     """`build`, with a HybridEP dispatcher of these options in each layer."""
-    model = build(layers, form, dtype, experts=experts, top_k=top_k)
+    model = build(layers, form, dtype, GroupedLayer if grouped else Layer, experts=experts, top_k=top_k)
     for number, layer in enumerate(model):
         layer.dispatcher = ac_moe.HybridEPDispatcher(experts, buffer=buffer, name=f"layers.{number}.moe", **options)
-        if grouped:
-            layer.__class__ = GroupedLayer
     return model
 
 
@@ -81,12 +72,10 @@ def checkpointed_as(kind: str, mode: str, *, pin_routing: bool = True) -> Forwar
     return forward
 
 
-def in_checkpoint(
-    block: Callable, x: torch.Tensor, kind: str, mode: str, *, pin_routing: bool = True
-) -> torch.Tensor:
+def in_checkpoint(block: Callable, x: torch.Tensor, kind: str, mode: str, *, pin_routing: bool = True) -> torch.Tensor:
     if kind == "reentrant":
         return checkpoint(ac_moe.wrap_reentrant(block, mode, pin_routing=pin_routing), x, use_reentrant=True)
-    early_stop = kind == "early-stop"
+    early_stop = kind == "early stop"
     if mode != "none":
         return recompute(block, x, mode, early_stop=early_stop)
     context_fn = ac_moe.context_fn("none", pin_routing=pin_routing)
@@ -114,5 +103,3 @@ def communication() -> Iterator[Counter]:
     finally:
         for name, original in originals.items():
             setattr(dist, name, original)
-
-

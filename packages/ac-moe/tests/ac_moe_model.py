@@ -19,7 +19,10 @@ HIDDEN, WIDE, EXPERTS, TOP_K = 16, 24, 4, 2
 TOKENS = (5, 8)  # on rank 0 and rank 1
 
 
-DISPATCHERS: dict[str, Callable] = {"alltoall": ac_moe.AllToAllDispatcher}
+DISPATCHERS: dict[str, Callable] = {
+    "alltoall": ac_moe.AllToAllDispatcher,
+    "hybridep": functools.partial(ac_moe.HybridEPDispatcher, buffer=ac_moe.reference.HybridEPBuffer),
+}
 
 
 class Layer(nn.Module):
@@ -73,11 +76,11 @@ class GroupedLayer(Layer):
 
 
 def build(
-    layers: int = 3, form: str = "mul", dtype: torch.dtype = torch.float32, layer: type[Layer] = Layer, **options: object
+    layers: int = 3, form: str = "mul", dtype: torch.dtype = torch.float32, kind: type[Layer] = Layer, **options: object
 ) -> nn.ModuleList:
     """The same model on every call; router and scale are alike on all ranks, experts are not."""
     torch.manual_seed(7)
-    model = nn.ModuleList(layer(form, **options) for _ in range(layers))
+    model = nn.ModuleList(kind(form, **options) for _ in range(layers))
     torch.manual_seed(100 + dist.get_rank())
     for layer in model:
         for weight in (layer.gate, layer.up, layer.down):
@@ -141,15 +144,6 @@ def checkpointed_by(kind: str, mode: str) -> Forward:
 
 def loss_of(y: torch.Tensor) -> torch.Tensor:
     return (y.float() ** 2).sum()
-
-
-# Forwards and backwards of four microbatches, in the orders that pipeline schedules make.
-SCHEDULES = {
-    "sequential": "f0 b0 f1 b1 f2 b2 f3 b3",
-    "1f1b": "f0 f1 b0 f2 b1 f3 b2 b3",
-    "lifo": "f0 f1 f2 f3 b3 b2 b1 b0",
-    "any": "f0 f1 f2 b1 f3 b3 b0 b2",
-}
 
 
 def gradients(

@@ -12,6 +12,7 @@ import weakref
 
 import pytest
 import torch
+from ac_moe_hybridep import checkpointed_as
 from ac_moe_model import (
     DISPATCHERS,
     HIDDEN,
@@ -114,7 +115,7 @@ def work_of_backwards(rank: int, dispatcher: str, kind: str) -> dict[tuple[str, 
     """Collectives and matrix products of one backward, by form and mode."""
     work = {}
     for form, mode in itertools.product(FORMS, MODES):
-        model, (x,) = build(LAYERS, form, layer=GroupedLayer, dispatcher=dispatcher), batches(1)
+        model, (x,) = build(LAYERS, form, kind=GroupedLayer, dispatcher=dispatcher), batches(1)
         loss = loss_of(checkpointed_by(kind, mode)(model, x))
         with collectives() as count, profile(activities=[ProfilerActivity.CPU]) as profiler:
             loss.backward()
@@ -137,11 +138,12 @@ def test_exactly_what_is_skipped(ranks: Ranks, dispatcher: str, kind: str) -> No
 def held(rank: int, dispatcher: str, kind: str, dtype: torch.dtype) -> dict[str, int]:
     """Bytes of the whole storages of all tensors that two forwards leave behind, by mode."""
     left = {}
-    for mode in MODES:
+    for mode in (*MODES, "pinned"):
+        forward = checkpointed_as(kind, "none") if mode == "pinned" else checkpointed_by(kind, mode)
         model, inputs = build(LAYERS, "mul", dtype, GroupedLayer, dispatcher=dispatcher), batches(2, dtype)
         gc.collect()
         before = storage_bytes()
-        losses = [loss_of(checkpointed_by(kind, mode)(model, x)) for x in inputs]
+        losses = [loss_of(forward(model, x)) for x in inputs]
         left[mode] = storage_bytes() - before
         del losses
     return left
@@ -153,34 +155,37 @@ def test_memory_is_one_output_per_layer_and_microbatch(
 ) -> None:
     answers = ranks.run(held, dispatcher=dispatcher, kind=kind, dtype=dtype)
     for tokens, left in zip(TOKENS, answers, strict=True):
-        expected = left["none"] + LAYERS * 2 * tokens * HIDDEN * dtype.itemsize
-        assert left == {"none": left["none"], "combine": expected, "moe_tail": expected}
+        # A reentrant checkpoint's forward leaves no node that holds HybridEP's handle: the region does, in any mode.
+        if (dispatcher, kind) != ("hybridep", "reentrant"):
+            assert left["pinned"] == left["none"]
+        expected = left["pinned"] + LAYERS * 2 * tokens * HIDDEN * dtype.itemsize
+        assert (left["combine"], left["moe_tail"]) == (expected, expected)
 
 
-def many_steps(rank: int, dispatcher: str, kind: str, mode: str) -> tuple[list[int], int, int]:
-    model = build(LAYERS, layer=GroupedLayer, dispatcher=dispatcher)
+def many_steps(rank: int, dispatcher: str, kind: str) -> tuple[list[int], int, int]:
+    model = build(LAYERS, kind=GroupedLayer, dispatcher=dispatcher)
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)
     live, tensors = [], []
     gc.disable()  # freed by their last reference, not by a collection
     try:
         for step in range(50):
-            losses = [loss_of(checkpointed_by(kind, mode)(model, x)) for x in batches(2)]
-            for loss in losses:
-                loss.backward()
+            mode = ("combine", "moe_tail")[step % 2]
+            loss = loss_of(checkpointed_by(kind, mode)(model, *batches(1)))
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             stats = ac_moe.stats()
-            live.append(stats.live_entries + stats.live_pinned)  # with the losses still held
-            if step in (10, 49):
+            live.append(stats.live_entries + stats.live_pinned)  # with the loss still held
+            if step in (10, 48):
                 tensors.append(len(live_tensors()))
     finally:
         gc.enable()
     return live, *tensors
 
 
-@parametrized(mode=MODES)
-def test_nothing_is_left_after_any_step(ranks: Ranks, dispatcher: str, kind: str, mode: str) -> None:
-    for live, early, late in ranks.run(many_steps, dispatcher=dispatcher, kind=kind, mode=mode):
+@parametrized()
+def test_nothing_is_left_after_any_step(ranks: Ranks, dispatcher: str, kind: str) -> None:
+    for live, early, late in ranks.run(many_steps, dispatcher=dispatcher, kind=kind):
         assert live == [0] * 50
         assert late <= early
 
@@ -191,7 +196,7 @@ def inputs_die(rank: int, dispatcher: str, kind: str) -> dict[str, tuple[bool, b
     gc.disable()
     try:
         for mode in MODES:
-            model, (leaf,) = build(1, layer=GroupedLayer, dispatcher=dispatcher), batches(1)
+            model, (leaf,) = build(1, kind=GroupedLayer, dispatcher=dispatcher), batches(1)
             x = leaf * 2  # saves nothing, so that the checkpoint alone holds it; a leaf hangs on the graph in any case
             alive = weakref.ref(x)
             loss = loss_of(checkpointed_by(kind, mode)(model, x))

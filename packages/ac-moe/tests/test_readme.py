@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
-DEMO, *REST = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+DEMO, TAIL, *REST = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
 
 def run(*command: str) -> str:
@@ -37,7 +37,12 @@ def test_demo(tmp_path: Path) -> None:
     assert sorted(re.findall(r"rank \d: kept .*? collectives", printed)) == output.splitlines()
 
 
+def test_modes() -> None:
+    (output,) = re.findall(r"^```\n(layer .*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert run("-c", f"{TAIL}\nimport os, sys\nsys.stdout.flush()\nos._exit(0)") == output
+
+
 def test_other_snippets() -> None:
-    assert len(REST) == 2
+    assert len(REST) == 3
     for snippet in REST:
-        run("-c", snippet)
+        run("-c", f"{snippet}\nimport os\nos._exit(0)")

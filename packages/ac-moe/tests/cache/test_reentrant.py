@@ -297,7 +297,7 @@ def test_routing_that_differs() -> None:
     block = ac_moe.wrap_reentrant(model, "combine")
     y = by_reentry(block, x.requires_grad_())
     model[0].between = lambda rows: rows[:5]
-    with pytest.raises(ac_moe.RecomputeRoutingMismatchError, match=r"rows \[7, 16\] torch.float32, reversed\n.*\[5, 16\]"):
+    with pytest.raises(ac_moe.RecomputeRoutingMismatchError, match=r"rows \[7, 16\] .*, reversed\n.*rows \[5, 16\]"):
         y.sum().backward()
 
 

@@ -1,4 +1,4 @@
-"""Under moe_tail nothing but combine reads the output of a down projection, and whoever tries is told, in the forward."""
+"""Under moe_tail nothing but combine reads the output of a down projection, and who tries is told in the forward."""
 
 import copy
 from collections.abc import Callable
@@ -10,6 +10,17 @@ from torch.nn import functional as F
 
 import ac_moe
 from ac_moe.cache.region import Site, _threads
+
+
+class Passed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, rows: torch.Tensor) -> torch.Tensor:
+        return rows
+
+    @staticmethod
+    def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
 
 READERS: dict[str, Callable[[torch.Tensor], object]] = {
     "a router weight after it": lambda rows: rows * torch.ones(7, 1),
@@ -24,19 +35,9 @@ READERS: dict[str, Callable[[torch.Tensor], object]] = {
     "a function": F.silu,
     "in a list": lambda rows: torch.cat([rows, rows]),
     "a statistic": lambda rows: rows.norm().item(),
-    "an autograd.Function": lambda rows: Passed.apply(rows),
+    "an autograd.Function": Passed.apply,
     "copied": copy.deepcopy,
 }
-
-
-class Passed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: object, rows: torch.Tensor) -> torch.Tensor:
-        return rows
-
-    @staticmethod
-    def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
-        return grad
 
 
 @pytest.mark.parametrize("where", ["between", "after"])

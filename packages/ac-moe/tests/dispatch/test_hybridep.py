@@ -8,13 +8,14 @@ import pickle
 import subprocess
 import sys
 import weakref
+from collections import Counter
 
 import pytest
 import torch
 import torch.distributed as dist
 from ac_moe_hybridep import (
     KINDS,
-    GroupedLayer,
+    SCHEDULES,
     JitteredBuffer,
     build_hybridep,
     checkpointed_as,
@@ -24,17 +25,19 @@ from ac_moe_hybridep import (
 from ac_moe_model import (
     EXPERTS,
     HIDDEN,
-    SCHEDULES,
     TOKENS,
+    GroupedLayer,
     batches,
     build,
     differences,
     gradients,
     loss_of,
     plain,
+    recompute,
     same_bits,
 )
 from ac_moe_ranks import Ranks
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 import ac_moe
 from ac_moe.dispatch.hybridep import _buffers
@@ -170,7 +173,7 @@ def test_gradients(ranks: Ranks, kind: str, mode: str, name: str) -> None:
 def fresh_layout(rank: int) -> list[str]:
     model, inputs = build_hybridep(LAYERS), batches(1)
     JitteredBuffer.restart()
-    actual = gradients(model, inputs, checkpointed_as("to-the-end", "none", pin_routing=False))
+    actual = gradients(model, inputs, checkpointed_as("to the end", "none", pin_routing=False))
     JitteredBuffer.restart()
     return differences(actual, gradients(model, inputs, plain))
 
@@ -229,6 +232,49 @@ def test_twice_and_nested(ranks: Ranks, kind: str) -> None:
     assert ranks.run(twice, kind=kind) == [[], []]
 
 
+class Stateful(GroupedLayer):
+    """Ids of another dtype, pinned logits and counters: operators of ac-moe's own in only one of the phases."""
+
+    def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with ac_moe.routing.counted_once(self):
+            ids, weights = super().route(x)
+            self.load.add_(torch.nn.functional.one_hot(ids, EXPERTS).sum((0, 1)))
+        return ac_moe.routing.pin(ac_moe.routing.site_of(self), ids.int()), weights.clone()
+
+
+def every_second(context: object, operator: object, *args: object, **kwargs: object) -> CheckpointPolicy:
+    """Keeps every second call of each operator that can be kept, so that a call of ac-moe's own would show."""
+    every_second.calls[operator] += 1
+    kept = operator in KEPT and every_second.calls[operator] % 2 == 1
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+KEPT = {getattr(torch.ops.aten, name).default for name in ("mm", "clone", "_to_copy", "silu", "_softmax")}
+
+
+def selective(rank: int, mode: str) -> list[str]:
+    model, inputs = build_hybridep(2, grouped=True), batches(1)
+    for layer in model:
+        layer.__class__ = Stateful
+        layer.register_buffer("load", torch.zeros(EXPERTS, dtype=torch.long))
+
+    def forward(model: torch.nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+        every_second.calls = Counter()
+        inner = functools.partial(create_selective_checkpoint_contexts, every_second)
+        return recompute(functools.partial(plain, model), x, mode, inner=inner, early_stop=False)
+
+    JitteredBuffer.restart()
+    actual = gradients(model, inputs, forward)
+    assert all(every_second.calls[operator] for operator in KEPT)
+    JitteredBuffer.restart()
+    return differences(actual, gradients(model, inputs, plain))
+
+
+@pytest.mark.parametrize("mode", ["combine", "moe_tail"])
+def test_with_a_selective_policy(ranks: Ranks, mode: str) -> None:
+    assert ranks.run(selective, mode=mode) == [[], []]
+
+
 # ---- what the recompute communicates
 
 
@@ -242,11 +288,9 @@ def recomputed(rank: int, kind: str, mode: str | None, form: str) -> dict[str, i
 
 
 @pytest.mark.parametrize("mode", ["combine", "moe_tail"])
-@pytest.mark.parametrize(("kind", "form"), [("early-stop", "mul"), ("to-the-end", "add"), ("reentrant", "mul")])
+@pytest.mark.parametrize(("kind", "form"), [("early stop", "mul"), ("to the end", "add"), ("reentrant", "mul")])
 def test_one_barrier_and_one_all_to_all_fewer_per_layer(ranks: Ranks, kind: str, form: str, mode: str) -> None:
-    counts = {
-        which: ranks.run(recomputed, kind=kind, mode=which, form=form)[0] for which in (None, "none", mode)
-    }
+    counts = {which: ranks.run(recomputed, kind=kind, mode=which, form=form)[0] for which in (None, "none", mode)}
     recompute = {which: calls - counts[None] for which, calls in counts.items() if which is not None}
     # Rows, weights, combine; a number to agree on the routing; and no layout.
     assert recompute["none"] == {"all_to_all_single": 3 * LAYERS, "barrier": LAYERS, "all_reduce": LAYERS}
@@ -256,7 +300,7 @@ def test_one_barrier_and_one_all_to_all_fewer_per_layer(ranks: Ranks, kind: str,
 def skipped(rank: int) -> tuple[int, int]:
     model, (x,) = build_hybridep(LAYERS), batches(1)
     ac_moe.reset_stats()
-    loss_of(checkpointed_as("early-stop", "combine")(model, x)).backward()
+    loss_of(checkpointed_as("early stop", "combine")(model, x)).backward()
     return ac_moe.stats().served, ac_moe.stats().collectives_skipped
 
 
@@ -381,7 +425,7 @@ def test_a_mismatch_is_raised_on_every_rank(
 
 
 def test_without_the_checksum_only_counts_are_compared(ranks: Ranks) -> None:
-    case = {"drift": "exchanged", "kind": "early-stop", "mode": "combine", "check_routing": False}
+    case = {"drift": "exchanged", "kind": "early stop", "mode": "combine", "check_routing": False}
     assert ranks.run(drifting, **case) == [{}, {}]
 
 

@@ -137,24 +137,24 @@ def test_shapes_without_values(device: str, dtype: torch.dtype) -> None:
     assert output.dtype == dtype
 
 
-R, W, O = torch.ones(7, 8), torch.ones(3, 8, 12), offsets(2, 2, 7)
+R, W, ENDS = torch.ones(7, 8), torch.ones(3, 8, 12), offsets(2, 2, 7)
 
 
 @pytest.mark.parametrize(
     ("rows", "weight", "ends", "message"),
     [
-        (R[0], W, O, r"rows: torch.float32 \[8\] does not fit; expected floating \[R, K\]"),
-        (R.long(), W, O, "rows: torch.int64"),
-        (R, W[0], O, r"weight: torch.float32 \[8, 12\] does not fit; expected floating \[E, 8, N\]"),
-        (R, torch.ones(3, 4, 12), O, r"weight: .* expected floating \[E, 8, N\]"),
-        (R, torch.ones(0, 8, 12), O[:0], r"weight: torch.float32 \[0, 8, 12\] does not fit"),
-        (R, W.bfloat16(), O, "weight: torch.bfloat16, rows: torch.float32; they must be of one dtype"),
-        (R, W, O.long(), r"offsets: torch.int64 \[3\] does not fit; expected torch.int32 \[3\], as `tokens_per_expert"),
-        (R, W, O[:2], r"offsets: torch.int32 \[2\]"),
+        (R[0], W, ENDS, r"rows: torch.float32 \[8\] does not fit; expected floating \[R, K\]"),
+        (R.long(), W, ENDS, "rows: torch.int64"),
+        (R, W[0], ENDS, r"weight: torch.float32 \[8, 12\] does not fit; expected floating \[E, 8, N\]"),
+        (R, torch.ones(3, 4, 12), ENDS, r"weight: .* expected floating \[E, 8, N\]"),
+        (R, torch.ones(0, 8, 12), ENDS[:0], r"weight: torch.float32 \[0, 8, 12\] does not fit"),
+        (R, W.bfloat16(), ENDS, "weight: torch.bfloat16, rows: torch.float32; they must be of one dtype"),
+        (R, W, ENDS.long(), r"offsets: torch.int64 \[3\] does not fit; expected torch.int32 \[3\], as `tokens_per_"),
+        (R, W, ENDS[:2], r"offsets: torch.int32 \[2\]"),
         (R, W, offsets(2, 2, 8), r"offsets: \[2, 2, 8\] do not rise from 0 to at most 7, the number of rows"),
         (R, W, offsets(3, 2, 7), "do not rise"),
         (R, W, offsets(-1, 2, 7), "do not rise"),
-        (R, W.to("meta"), O, "rows, weight, offsets: on cpu, meta, cpu; they must be on one device"),
+        (R, W.to("meta"), ENDS, "rows, weight, offsets: on cpu, meta, cpu; they must be on one device"),
     ],
 )
 def test_mistakes(rows: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor, message: str) -> None:

@@ -7,8 +7,8 @@ from collections import defaultdict
 
 import pytest
 import torch
-from ac_moe_hybridep import KINDS, in_checkpoint
-from ac_moe_model import SCHEDULES, differences, loss_of
+from ac_moe_hybridep import KINDS, SCHEDULES, in_checkpoint
+from ac_moe_model import differences, loss_of
 from torch import nn
 
 import ac_moe
@@ -133,7 +133,7 @@ def test_without_it_the_state_is_counted_twice(kind: str) -> None:
     assert differences(gradients, expected) != []
 
 
-def loss(kind: str = "early-stop") -> tuple[Block, torch.Tensor]:
+def loss(kind: str = "early stop") -> tuple[Block, torch.Tensor]:
     LOG.clear()
     block = Block()
     return block, loss_of(in_checkpoint(block, torch.randn(5, HIDDEN, requires_grad=True), kind, "combine"))
@@ -160,8 +160,11 @@ def test_an_error_in_the_recompute_leaves_the_state() -> None:
     block.router.forward = None  # not callable
     with pytest.raises(TypeError):
         value.backward()
-    del block.router.forward
+    del block.router.forward, value
     assert state(block.router) == before
+    block.router.aux_total = None  # holds the graph, which holds the block
+    gc.collect()
+    assert ac_moe.stats().live_pinned == 0
 
 
 def test_retain_graph() -> None:
@@ -198,7 +201,7 @@ def test_outside_of_a_context_it_does_nothing() -> None:
     block, x = Block(), torch.randn(5, HIDDEN)
     block(x)
     with torch.no_grad():
-        in_checkpoint(block, x, "early-stop", "combine")
+        in_checkpoint(block, x, "early stop", "combine")
     assert block.router.steps == 2
     assert ac_moe.stats().pinned == 0
 
@@ -211,10 +214,13 @@ def test_what_is_kept_holds_no_graph() -> None:
     for _ in range(3):
         x = torch.randn(5, HIDDEN, requires_grad=True) * 1
         seen.append(weakref.ref(x))
-        in_checkpoint(block, x, "early-stop", "combine")
+        in_checkpoint(block, x, "early stop", "combine")
     del x
     gc.collect()
-    assert [reference() is not None for reference in seen[:2]] == [False, False]
+    assert [reference() is not None for reference in seen] == [False, False, True]
+    block.router.aux_total = None  # holds the last step's graph, which holds the block
+    gc.collect()
+    assert ac_moe.stats().live_pinned == 0
 
 
 class Odd(nn.Module):

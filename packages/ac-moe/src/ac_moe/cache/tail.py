@@ -23,7 +23,7 @@ from ac_moe.errors import MoETailError
 #    seen here (C++ code) is another tensor, and refused there.
 # 4. A region notes the number of each projection that one of its combines has read and kept. The recompute skips
 #    those alone. (The down projection may stand in a checkpoint of its own, with the combine outside.)
-# 5. While dynamo traces a compiled block it may look at the tensor as it likes. What it compiles is refused when it runs.
+# 5. While dynamo traces a compiled block it may look at the tensor as it likes. What it compiles is refused as it runs.
 # 6. In the recompute the tensor is a NaN that is one element large. If it slips through everything, nothing plausible
 #    comes of it.
 

@@ -95,8 +95,8 @@ class HybridEPDispatcher(Dispatcher):
         if claimed.kept is not None:
             claimed.pass_on()
             return claimed.kept.value
-        ids = expert_ids.long()
         with torch.no_grad(), without_dispatch_modes():
+            ids = expert_ids.long()
             self._check_ids(ids)
         exchange = HybridEPExchange(
             self._buffer(group, tokens),

@@ -112,9 +112,7 @@ class HybridEPExchange:
         )
         return rows, row_probs
 
-    def _to_tokens(
-        self, rows: torch.Tensor, probs: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _to_tokens(self, rows: torch.Tensor, probs: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         tokens, probs = self._buffer.combine_with_unpermute(
             hidden=rows.contiguous(), probs=probs, handle=self._handle, pad_multiple=self._pad_multiple
         )

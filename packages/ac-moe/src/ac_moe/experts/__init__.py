@@ -1,7 +1,7 @@
 """Products of rows with their experts' weights.
 
-    gate, up = experts.grouped_mm(rows, weight_in, offsets).chunk(2, -1)
-    rows = experts.down_projection(silu(gate) * up * weights[:, None], weight_down, offsets)
+gate, up = experts.grouped_mm(rows, weight_in, offsets).chunk(2, -1)
+rows = experts.down_projection(silu(gate) * up * weights[:, None], weight_down, offsets)
 """
 
 from ac_moe.experts.down import down_projection

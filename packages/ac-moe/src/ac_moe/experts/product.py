@@ -103,9 +103,7 @@ class _PerExpert(torch.autograd.Function):
     """See NOTE [ What torch's grouped GEMM asks for ]. Rows beyond the last block stay zero, as their gradient does."""
 
     @staticmethod
-    def forward(
-        ctx: Any, rows: torch.Tensor, weight: torch.Tensor, ends: list[int] | None, skip: bool
-    ) -> torch.Tensor:
+    def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, ends: list[int] | None, skip: bool) -> torch.Tensor:
         ctx.save_for_backward(rows, weight)
         ctx.ends = ends
         if skip:

@@ -77,9 +77,7 @@ def check(
             raise _mismatch(site, torch.stack([forward, now]), group)
 
 
-def _mismatch(
-    site: Site, both: torch.Tensor, group: dist.ProcessGroup | None
-) -> RecomputeRoutingMismatchError:
+def _mismatch(site: Site, both: torch.Tensor, group: dist.ProcessGroup | None) -> RecomputeRoutingMismatchError:
     """Args: both: int64 `[2, numbers]` of this rank, forward and recompute."""
     everyones = [torch.empty_like(both) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyones, both, group=group)

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from ac_moe.cache.modes import without_dispatch_modes
 from ac_moe.cache.region import claim
 from ac_moe.routing.places import Place, kept_copy, scratch_copy
 from ac_moe.routing.sites import site_of
@@ -62,14 +63,14 @@ class counted_once:  # noqa: N801 - a context manager, named for what it ensures
             for part in self._module.modules():
                 _check_attribute(part, name)
         claimed = claim(site_of(self._module), COUNTERS)
-        if claimed.kept is not None:
-            claimed.pass_on()
-            memo: dict[int, Any] = {}
-            for place, seen in zip(self._places(), claimed.kept.value, strict=True):
-                self._live.append((place, place.exchange(scratch_copy(seen, memo))))
-        elif claimed.keepers:
-            memo = {}
-            claimed.keep([kept_copy(place.read(), memo) for place in self._places()])
+        memo: dict[int, Any] = {}
+        with without_dispatch_modes():  # the two phases copy differently
+            if claimed.kept is not None:
+                claimed.pass_on()
+                for place, seen in zip(self._places(), claimed.kept.value, strict=True):
+                    self._live.append((place, place.exchange(scratch_copy(seen, memo))))
+            elif claimed.keepers:
+                claimed.keep([kept_copy(place.read(), memo) for place in self._places()])
         return self
 
     def __exit__(

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from ac_moe.cache.modes import without_dispatch_modes
 from ac_moe.cache.region import Claim, Site, claim
 from ac_moe.errors import RecomputeCacheError
 
@@ -64,11 +65,12 @@ class _Pin(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, claimed: Claim) -> torch.Tensor:  # noqa: ARG004 - saves nothing
-        if claimed.kept is None:
-            claimed.keep(tensor)
-            return tensor.clone()
-        claimed.pass_on()
-        return claimed.kept.value.clone()
+        with without_dispatch_modes():
+            if claimed.kept is None:
+                claimed.keep(tensor)
+                return tensor.clone()
+            claimed.pass_on()
+            return claimed.kept.value.clone()
 
     @staticmethod
     @once_differentiable
