@@ -11,6 +11,17 @@ from torch.nn.functional import silu
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 
+class Experts(torch.nn.Module):
+    def __init__(self, local):
+        super().__init__()
+        self.up = torch.nn.Parameter(torch.randn(local, 16, 64) * 0.2)
+        self.down = torch.nn.Parameter(torch.randn(local, 32, 16) * 0.2)
+
+    def forward(self, sent):
+        offsets = sent.tokens_per_expert.cumsum(0).int()
+        gate, up = ac_moe.experts.grouped_mm(sent.rows, self.up, offsets).chunk(2, -1)
+        return ac_moe.experts.down_projection(silu(gate) * up * sent.weights[:, None], self.down, offsets)
+
 class MoEBlock(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -18,18 +29,13 @@ class MoEBlock(torch.nn.Module):
         self.router = torch.nn.Linear(16, 4)
         self.mixed = torch.nn.Linear(16, 16)
         self.scale = torch.nn.Parameter(torch.full((16,), 0.5))
-        local = len(self.dispatcher.local_experts)
-        self.up = torch.nn.Parameter(torch.randn(local, 16, 64) * 0.2)
-        self.down = torch.nn.Parameter(torch.randn(local, 32, 16) * 0.2)
+        self.experts = Experts(len(self.dispatcher.local_experts))
 
     def forward(self, x):
         x = x + silu(self.mixed(x))
         weights, ids = self.router(x).softmax(-1).topk(2)
         sent = self.dispatcher.dispatch(x, ids, weights)
-        offsets = sent.tokens_per_expert.cumsum(0).int()
-        gate, up = ac_moe.experts.grouped_mm(sent.rows, self.up, offsets).chunk(2, -1)
-        rows = ac_moe.experts.down_projection(silu(gate) * up * sent.weights[:, None], self.down, offsets)
-        return x + self.scale * self.dispatcher.combine(rows, sent)
+        return x + self.scale * self.dispatcher.combine(self.experts(sent), sent)
 
 torch.manual_seed(rank)
 plain = torch.nn.Sequential(MoEBlock(), MoEBlock(), MoEBlock())

@@ -30,7 +30,7 @@ READERS: dict[str, Callable[[torch.Tensor], object]] = {
     "a cast": lambda rows: rows.bfloat16(),
     "a view": lambda rows: rows[:],
     "a copy": lambda rows: rows.clone(),
-    "detached": lambda rows: rows.detach(),
+    "a detached alias": lambda rows: rows.detach() + 1,
     "data": lambda rows: rows.data,
     "a function": F.silu,
     "in a list": lambda rows: torch.cat([rows, rows]),
@@ -95,6 +95,16 @@ def test_what_reads_no_values_is_answered() -> None:
         layer.between = layer.after = look
     assert equal(gradients(model, each(non_reentrant("moe_tail"), model), xs), expected)
     assert len(told) == 12  # two looks in each layer and phase, of which four get a gradient
+
+
+def test_a_detached_alias_is_for_combine_alone_too() -> None:
+    """Nothing is refused that only holds on to it, and nothing is lost: combine takes it, without a gradient."""
+    model, (x,) = layers(1), inputs(1)
+    model[0].between = torch.Tensor.detach
+    x.requires_grad_()
+    (expected,) = torch.autograd.grad((model(x) * x).sum(), x)
+    (actual,) = torch.autograd.grad((non_reentrant("moe_tail")(model, x) * x).sum(), x)
+    assert torch.equal(actual, expected)
 
 
 def test_without_gradients_or_another_mode_everything_may_be_read() -> None:

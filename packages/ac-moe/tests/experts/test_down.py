@@ -31,6 +31,8 @@ KINDS = {
     "to the end": functools.partial(non_reentrant, early_stop=False),
     "reentrant": reentrant,
 }
+# A reentrant checkpoint in the forward of another is given an input without gradient there, and torch says so.
+one_in_another = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 
 
 def mm_in_backward(run: Run, dtype: torch.dtype, wide: int) -> int:
@@ -124,7 +126,7 @@ def test_rows_left_over() -> None:
         assert equal(gradients(padded, each(run, padded), xs), expected)
 
 
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # of a reentrant one in another's forward
+@one_in_another
 @pytest.mark.parametrize("outer", ["none", "combine", "moe_tail"])
 @pytest.mark.parametrize("inner", ["none", "combine", "moe_tail"])
 @pytest.mark.parametrize("kinds", [(a, b) for a in KINDS for b in KINDS], ids=" in ".join)
@@ -152,6 +154,50 @@ def test_a_projection_whose_combine_is_outside_of_its_checkpoint_is_made_again(k
     ac_moe.reset_stats()
     assert equal(gradients(split, split, xs), gradients(model, model, xs))
     assert ac_moe.stats() == ac_moe.Stats()
+
+
+class CombineApart(LocalLayer):
+    """With combine in a checkpoint of its own, inside of the block's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run = direct
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.run(self.tail, self.experts(x)).sin()
+
+    def tail(self, rows: torch.Tensor) -> torch.Tensor:
+        return combine(rows, Reversal(), self.site) * self.scale
+
+
+@one_in_another
+@pytest.mark.parametrize("outer", KINDS)
+@pytest.mark.parametrize("inner", KINDS)
+@pytest.mark.parametrize("mode", ["combine", "moe_tail"])
+def test_combine_in_a_checkpoint_of_its_own(mode: str, inner: str, outer: str) -> None:
+    torch.manual_seed(0)
+    layer, xs = CombineApart(), inputs(2)
+    expected = gradients(layer, layer, xs, "10")
+    layer.run = KINDS[inner](mode)
+    assert equal(gradients(layer, functools.partial(KINDS[outer]("moe_tail"), layer), xs, "10"), expected)
+
+
+@one_in_another
+@pytest.mark.parametrize("inner", KINDS)
+def test_combine_in_a_checkpoint_that_keeps_nothing(inner: str) -> None:
+    """Its recompute would combine rows that were not made."""
+    torch.manual_seed(0)
+    layer, xs = CombineApart(), inputs(1)
+    layer.run = KINDS[inner]("none")
+    with pytest.raises(ac_moe.RecomputeCacheError, match="Put the down projection and combine into one checkpoint"):
+        gradients(layer, functools.partial(reentrant("moe_tail"), layer), xs)
+    # A non-reentrant one of two unpacks the rows as another tensor, so that it is not seen: NaN, then.
+    actual = gradients(layer, functools.partial(non_reentrant("moe_tail", early_stop=False), layer), xs)
+    layer.run = direct
+    if inner == "reentrant":
+        assert equal(actual, gradients(layer, layer, xs))
+    else:
+        assert any(gradient.isnan().all() for gradient in actual)
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])

@@ -83,6 +83,12 @@ def combine(rows: torch.Tensor, exchange: Exchange, site: Site) -> torch.Tensor:
                 if mark is None:
                     refuse_rows(site)
                 region.combined.add(mark.number)
+        if mark is not None and mark.skipped and claimed.kept is None:
+            raise RecomputeCacheError(
+                f"{site}: moe_tail: the recompute did not make the rows that are given to combine, and combine, which "
+                "is in a checkpoint of its own, has nothing kept to return instead. Put the down projection and "
+                "combine into one checkpoint, or use one mode for both."
+            )
         fingerprint = Fingerprint(tuple(rows.shape), rows.dtype, exchange.fingerprint)
         if claimed.kept is not None:
             if claimed.kept.edited:

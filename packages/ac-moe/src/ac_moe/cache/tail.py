@@ -17,7 +17,8 @@ from ac_moe.errors import MoETailError
 #
 # 1. So it is handed out as a tensor that refuses every operation, in the forward already, before any gradient is made:
 #    a bias added, a router weight applied after, LoRA, a norm for a log. What is asked of its shape or dtype is
-#    answered. The same tensor object changes its class, so there is no node, no copy and no operator of this.
+#    answered. A detached alias, which bookkeepers of tensors take, is another such tensor. The same tensor object
+#    changes its class, so there is no node, no copy and no operator of this.
 # 2. Combine opens it, and closes it again behind itself: a later reader is refused as well.
 # 3. Combine takes nothing else in a forward under `moe_tail`. What a block made of the output in a way that is not
 #    seen here (C++ code) is another tensor, and refused there.
@@ -44,7 +45,7 @@ class DownProjectionRows(torch.Tensor):
     @classmethod
     @torch.compiler.disable
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        name = func.__self__.__name__ if func.__name__ == "__get__" else func.__name__
+        name = func.__self__.__name__ if func.__name__ in ("__get__", "__set__") else func.__name__
         if name not in _HARMLESS and not dynamo_is_tracing():
             raise MoETailError(
                 f"moe_tail: `{name}` reads the output of the down projection, which the recompute does not make. Its "
@@ -53,20 +54,21 @@ class DownProjectionRows(torch.Tensor):
                 (f"{name} reads the output of the down projection",),
             )
         with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
+            return mark(result, *args[0]._ac_moe_mark) if name == "detach" else result
 
 
-# What tells of a tensor without reading its values.
+# What tells of a tensor, or of its gradient, without reading its values.
 _HARMLESS_NAMES = """
-    shape dtype device layout ndim size dim ndimension numel nelement stride storage_offset is_contiguous itemsize
-    nbytes element_size names is_cpu is_cuda is_meta is_mps is_xpu is_mkldnn is_nested is_quantized is_sparse get_device
-    is_floating_point is_complex is_inference requires_grad grad_fn is_leaf output_nr register_hook
-    __len__ __hash__ __repr__ __format__
+    detach shape dtype device layout ndim size dim ndimension numel nelement stride storage_offset is_contiguous
+    itemsize nbytes element_size names is_cpu is_cuda is_meta is_mps is_xpu is_mkldnn is_nested is_quantized is_sparse
+    get_device is_floating_point is_complex is_inference requires_grad grad grad_fn is_leaf output_nr
+    register_hook untyped_storage _base _version _is_view __len__ __hash__ __repr__ __format__
 """
 _HARMLESS = frozenset(_HARMLESS_NAMES.split())
 
 
-def mark(output: torch.Tensor, number: int, *, skipped: bool) -> torch.Tensor:
+def mark(output: torch.Tensor, number: int, skipped: bool) -> torch.Tensor:
     """Gives `output`, a plain tensor, its mark, and closes it for other readers."""
     output._ac_moe_mark = Mark(number, skipped)
     output.__class__ = DownProjectionRows

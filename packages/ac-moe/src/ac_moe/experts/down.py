@@ -36,4 +36,4 @@ def down_projection(
         skip = number in claimed.source.combined
         claimed.pass_on()
     output = product(skip=skip, hide=True)
-    return mark(output, number, skipped=skip) if skip or claimed.keepers else output
+    return mark(output, number, skip) if skip or claimed.keepers else output
