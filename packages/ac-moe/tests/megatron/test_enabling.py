@@ -68,6 +68,25 @@ def plain_result(rank: int) -> dict[str, torch.Tensor]:
         return run(block(config()))
 
 
+def in_bfloat16(rank: int, dispatcher: str) -> list[str]:
+    def train(recompute: str, mode: str | None) -> dict[str, torch.Tensor]:
+        model = block(config(recompute, dispatcher, bf16=True, params_dtype=torch.bfloat16))
+        if mode:
+            ac_moe.megatron.enable(model, mode)
+        x = torch.randn(6, 1, HIDDEN, generator=torch.Generator().manual_seed(rank)).bfloat16().requires_grad_()
+        torch.manual_seed(5)
+        (model(x, attention_mask=torch.ones(1, 1, 6, 6, dtype=torch.bool).triu(1)).float() ** 2).sum().backward()
+        return {"input": x.grad, **{name: parameter.grad for name, parameter in model.named_parameters()}}
+
+    with megatron_on_cpu():
+        return differences(train("uniform 2", MODES[dispatcher][-1]), train("no recompute", None))
+
+
+@pytest.mark.parametrize("dispatcher", DISPATCHERS)
+def test_bfloat16_with_a_float32_router(ranks: Ranks, dispatcher: str) -> None:
+    assert ranks.run(in_bfloat16, dispatcher=dispatcher) == [[], []]
+
+
 # ---- what the recompute does not do
 
 

@@ -74,17 +74,19 @@ def test_without_ac_moe_another_layout_changes_gradients(ranks: Ranks) -> None:
     assert "layers.0.mlp.experts.weight1" in ranks.run(other_layout, kind="by hand", mode="none", enabled=False)[0]
 
 
-def left_over(rank: int, enabled: bool) -> list[int | None]:
+def left_over(rank: int, enabled: str) -> list[int | None]:
     """The sizes that dispatches of the second forward were given, after an early-stopped recompute."""
     with megatron_on_cpu():
         sizes = []
         model = block(config(hidden_dropout=0.0))
-        options = {}
-        if enabled:
+        if enabled == "before":
             ac_moe.megatron.enable(model, "combine")
-            options = {"context_fn": ac_moe.context_fn("combine")}
-        model = ByHand(model.layers, **options)
+            model = ByHand(model.layers, context_fn=ac_moe.context_fn("combine"))
+        else:
+            model = ByHand(model.layers)
         run(model, "f0 b0")
+        if enabled == "after":
+            ac_moe.megatron.enable(model, "combine")
         dispatch = ac_moe.reference.HybridEPBuffer.dispatch_with_permute
 
         def noting(buffer: Any, **arguments: Any) -> Any:
@@ -98,9 +100,10 @@ def left_over(rank: int, enabled: bool) -> list[int | None]:
 
 
 def test_no_size_is_left_over_from_an_early_stopped_recompute(ranks: Ranks) -> None:
-    stock = ranks.run(left_over, enabled=False)
+    stock = ranks.run(left_over, enabled="never")
     assert all(size is not None for sizes in stock for size in sizes)  # Megatron's defect
-    assert ranks.run(left_over, enabled=True) == [[None, None]] * 2
+    assert ranks.run(left_over, enabled="before") == [[None, None]] * 2
+    assert ranks.run(left_over, enabled="after") == [[None, None]] * 2
 
 
 def uneven(rank: int, recompute: str, mode: str, tokens: tuple[int, int], favoured: int | None) -> list[str]:

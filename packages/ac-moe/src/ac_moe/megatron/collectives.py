@@ -23,13 +23,7 @@ class AllGatherCombine(Replacement):
         self.site = site
 
     def __call__(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        dispatcher = self.owner
-        exchange = ReduceScatterExchange(
-            run=self.original,
-            group=dispatcher.tp_ep_group,
-            dtype=hidden_states.dtype,
-            travels_as=dispatcher.local_probs.dtype,
-        )
+        exchange = ReduceScatterExchange(self.original, self.owner.tp_ep_group)
         return combine(hidden_states, exchange, self.site)
 
 
@@ -39,8 +33,6 @@ class ReduceScatterExchange:
 
     run: Callable[[torch.Tensor], torch.Tensor]
     group: dist.ProcessGroup
-    dtype: torch.dtype
-    travels_as: torch.dtype
     collectives: int = 1
     fingerprint: object = None
 
@@ -50,7 +42,8 @@ class ReduceScatterExchange:
     def dispatch(self, tokens: torch.Tensor) -> torch.Tensor:
         from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 
-        return gather_from_sequence_parallel_region(tokens.to(self.travels_as), group=self.group).to(self.dtype)
+        # Megatron gathers in the dtype of the probabilities, in which it summed. The values are the same.
+        return gather_from_sequence_parallel_region(tokens, group=self.group)
 
 
 # ---- alltoall: rows come back to their tokens, top_k for each, and are summed there
