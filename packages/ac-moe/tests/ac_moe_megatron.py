@@ -198,7 +198,7 @@ def _counted(function: Any, counts: Counter[str], name: str) -> Any:
     return call
 
 
-def on_megatron(rank: int) -> None:  # noqa: ARG001
+def on_megatron(rank: int) -> None:
     """To be run on each rank first."""
     with megatron_on_cpu():
         if ac_moe.stats().live_entries:

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ac_moe import experts, reference, routing
+    from ac_moe import experts, megatron, reference, routing
     from ac_moe.cache.contexts import context_fn
     from ac_moe.cache.reentrant import wrap_reentrant
     from ac_moe.cache.stats import Stats, reset_stats, stats
@@ -33,6 +33,7 @@ __all__ = [
     "__version__",
     "context_fn",
     "experts",
+    "megatron",
     "reference",
     "reset_stats",
     "routing",

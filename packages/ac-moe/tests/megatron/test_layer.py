@@ -32,7 +32,7 @@ def input_lives(rank: int, dispatcher: str, recompute: str, enabled: bool) -> bo
         try:
             x, memory = input_of_numpy()
             output = model(x, **settings)
-            loss = (output ** 2 if isinstance(output, torch.Tensor) else output[0] ** 2).sum()
+            loss = (output**2 if isinstance(output, torch.Tensor) else output[0] ** 2).sum()
             del output
             loss.backward()
             assert memory() is not None

@@ -84,9 +84,7 @@ def test_the_forwards_router_leaves_no_graph(ranks: Ranks) -> None:
 # ---- routes alike
 
 
-def noisy(
-    rank: int, where: str, kind: str, noise_on: int | None, check_routing: bool | None = None
-) -> list[str] | str:
+def noisy(rank: int, where: str, kind: str, noise_on: int | None, check_routing: bool | None = None) -> list[str] | str:
     """A router with noise that no checkpoint replays, before the point that is pinned or behind it."""
     with megatron_on_cpu():
         from megatron.core.transformer.moe.router import TopKRouter

@@ -123,9 +123,7 @@ class TorchGroupedExperts(MegatronModule):
         config = self.config
         on_cpu = config.use_cpu_initialization
         device = torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())
-        weight = nn.Parameter(
-            torch.empty(self.num_local_experts, out, into, dtype=config.params_dtype, device=device)
-        )
+        weight = nn.Parameter(torch.empty(self.num_local_experts, out, into, dtype=config.params_dtype, device=device))
         if config.perform_initialization:
             with _own_random_numbers(on_cpu), torch.no_grad():
                 self._initialize(weight, initialize, on_cpu)

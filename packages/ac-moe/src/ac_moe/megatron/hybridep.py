@@ -50,9 +50,7 @@ class Layout:
     def dispatch(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.send(tokens, None)[0]
 
-    def send(
-        self, tokens: torch.Tensor, probs: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def send(self, tokens: torch.Tensor, probs: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """`[tokens, hidden]` and `[sent, experts]` float32 to `[rows, hidden]` and `[rows]`."""
         if tokens.shape[0] < self.sent:
             tokens = torch.cat([tokens, tokens.new_zeros(self.sent - tokens.shape[0], tokens.shape[1])])
@@ -67,9 +65,7 @@ class Layout:
         )
         return rows, row_probs
 
-    def send_back(
-        self, rows: torch.Tensor, probs: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def send_back(self, rows: torch.Tensor, probs: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The adjoint of `send`."""
         tokens, token_probs = _buffer().combine_with_unpermute(
             hidden=rows.contiguous(),

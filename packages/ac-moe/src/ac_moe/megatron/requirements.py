@@ -1,22 +1,21 @@
 """What Megatron's settings must be for the cache, checked before the first step."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from megatron.core import tensor_parallel
 from megatron.core.transformer.moe.moe_layer import MoELayer
-from torch import nn
 
 from ac_moe.cache.conditions import LayerFacts, check_moe_tail
 from ac_moe.megatron.experts import TorchGroupedExperts
 
 
-def check(layers: Mapping[str, MoELayer], blocks: Mapping[str, nn.Module], mode: str) -> None:
+def check(layers: Mapping[str, MoELayer], blocks: Collection[str], mode: str) -> None:
     """Refuses what the cache cannot do.
 
     Args:
         layers: the MoE layers, by module path.
-        blocks: the modules that checkpoint whole layers, by module path.
+        blocks: module paths of what checkpoints whole layers.
         mode: of the cache.
 
     Raises:
@@ -32,7 +31,7 @@ def check(layers: Mapping[str, MoELayer], blocks: Mapping[str, nn.Module], mode:
         )
     mistakes: dict[str, None] = {}
     for name, layer in layers.items():
-        inside = any(block is layer or name.startswith(f"{path}." if path else "") for path, block in blocks.items())
+        inside = any(name.startswith(f"{path}." if path else "") for path in blocks)
         mistakes |= dict.fromkeys(_mistakes(layer, inside_block=inside))
     if mistakes:
         raise ValueError("\n".join(mistakes))
