@@ -1,6 +1,8 @@
 """Inputs and instruments shared by the tests of ac-loss."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ac_loss.backends.torch_backend import chunking
+
+# With --import-mode=importlib a test file cannot import its neighbours by name; the ranks' processes could not either.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from ac_loss_ranks import Ranks
 
 
 class Recorder(TorchDispatchMode):
@@ -56,6 +63,21 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         "TILE_BYTES_CPU": 11 * 6 * 4,
     }.items():
         monkeypatch.setattr(chunking, name, value)
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """Two processes with an initialised gloo group, shared by the tests and replaced after a failure."""
+    pool = Ranks(2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def four_ranks() -> Iterator[Ranks]:
+    pool = Ranks(4)
+    yield pool
+    pool.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,3 @@
-import copy
 import functools
 
 import pytest
@@ -257,25 +256,18 @@ def one_rank():
     dist.destroy_process_group()
 
 
-class Head(torch.nn.Linear):
-    def loss(self, hidden, labels):
-        return linear_cross_entropy(hidden, self.weight, labels)
+def test_a_weight_sharded_over_one_rank_is_that_rank_s(draw, gradients, one_rank):
+    from torch.distributed.tensor import Shard, distribute_tensor
 
-
-def test_a_sharded_weight_is_refused_and_the_remedy_works(draw, one_rank):
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
-
-    inputs = draw(20, 31, 13, dtype=torch.float32)
-    head = Head(13, 31, bias=False)
-    plain = copy.deepcopy(head)
-    fully_shard(head, mesh=one_rank)
-    with pytest.raises(ValueError, match=r"weight: is a DTensor .*register_fsdp_forward_method"):
-        head.loss(inputs["hidden"], inputs["labels"])
-
-    register_fsdp_forward_method(head, "loss")
-    for module in (head, plain):
-        module.loss(inputs["hidden"], inputs["labels"]).backward()
-    torch.testing.assert_close(head.weight.grad.full_tensor(), plain.weight.grad, rtol=1e-6, atol=1e-8)
+    inputs = draw(20, 31, 13)
+    right, right_grads = gradients(linear_cross_entropy, inputs)
+    places = {"weight": [Shard(0)], "bias": [Shard(0)]}
+    sharded = {k: distribute_tensor(v, one_rank, places[k]) if k in places else v for k, v in inputs.items()}
+    loss, grads = gradients(linear_cross_entropy, sharded)
+    assert torch.equal(loss, right)
+    assert torch.equal(grads["hidden"], right_grads["hidden"])
+    for name in places:
+        assert torch.equal(grads[name].full_tensor(), right_grads[name])
 
 
 def test_a_distributed_number_of_tokens_is_refused(draw, one_rank):
@@ -296,9 +288,10 @@ def test_signatures():
     assert list(ours) == [
         *("hidden", "weight", "labels", "bias", "ignore_index", "reduction", "softcap", "label_smoothing", "z_loss"),
         *("num_label_tokens", "backend", "accum", "logit_scale", "grad_mode", "strict_nan"),
+        *("grad_reduce_group", "grad_reduce", "vocab_parallel_group"),
     ]
     theirs = inspect.signature(reference.linear_cross_entropy).parameters
     # The specification has every option that changes a result, and none that only says how it is computed.
-    how = {"backend", "accum", "grad_mode"}
+    how = {"backend", "accum", "grad_mode", "grad_reduce_group", "grad_reduce", "vocab_parallel_group"}
     common = {name: (p.default, p.kind) for name, p in ours.items() if name not in how}
     assert common == {name: (p.default, p.kind) for name, p in theirs.items()}

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ac_loss._module import FusedLinearCrossEntropy
     from ac_loss._statistics import TokenStatistics, token_statistics
     from ac_loss.config import LossConfig
+    from ac_loss.huggingface import remove_fused_loss, use_fused_loss
 
 __version__ = "0.1.0"
 __all__ = [
@@ -21,7 +22,9 @@ __all__ = [
     "TokenStatistics",
     "explain",
     "linear_cross_entropy",
+    "remove_fused_loss",
     "token_statistics",
+    "use_fused_loss",
 ]
 
 _HOME = {
@@ -31,7 +34,9 @@ _HOME = {
     "TokenStatistics": "ac_loss._statistics",
     "explain": "ac_loss._explain",
     "linear_cross_entropy": "ac_loss._functional",
+    "remove_fused_loss": "ac_loss.huggingface",
     "token_statistics": "ac_loss._statistics",
+    "use_fused_loss": "ac_loss.huggingface",
 }
 
 
@@ -40,7 +45,7 @@ def __getattr__(name: str) -> object:
 
     if name in _HOME:
         value = getattr(importlib.import_module(_HOME[name]), name)
-    elif name in ("config", "reference"):
+    elif name in ("config", "huggingface", "reference", "sharded"):
         value = importlib.import_module(f"ac_loss.{name}")
     else:
         raise AttributeError(f"module 'ac_loss' has no attribute {name!r}")
@@ -49,4 +54,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "config", "reference"})
+    return sorted({*globals(), *__all__, "config", "huggingface", "reference", "sharded"})

@@ -183,10 +183,9 @@ def _place(hidden: torch.Tensor, device: torch.device | str | None) -> torch.dev
 
 
 def _reasons(request: Request, name: str, asked: str, chosen: str) -> tuple[str, ...]:
-    backend = backends.load(name)
-    found = backend.objections(request)
-    if backend.OPT_IN is not None:
-        found = [*found, f"only if asked for by name: {backend.OPT_IN}"]
+    found = backends.objections(name, request)
+    if (opt_in := backends.load(name).OPT_IN) is not None:
+        found = [*found, f"only if asked for by name: {opt_in}"]
     if not found:
         found = [f"{chosen!r} is preferred where it can run" if asked == "auto" else f"{asked!r} was asked for"]
     return tuple(found)

@@ -1,7 +1,8 @@
 """The public function: checks at the door, then a backend."""
 
+import contextlib
 import math
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
@@ -9,17 +10,21 @@ from ac_loss import backends
 from ac_loss._job import Job
 from ac_loss._main_grad import main_grad_of
 from ac_loss._objective import Objective
-from ac_loss._validation import autocast_dtype, check_tensors, refuse_sharded, select_rows
+from ac_loss._validation import autocast_dtype, check_tensors, is_sharded, refuse_sharded, select_rows
 from ac_loss.config import (
     Accum,
     Backend,
     GradMode,
+    GradReduce,
     check_choice,
     check_flag,
     check_grad_mode,
     check_integer,
     check_number,
 )
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Reduction = Literal["none", "sum", "mean"]
 
@@ -41,6 +46,9 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
     logit_scale: float = 1.0,
     grad_mode: GradMode = "auto",
     strict_nan: bool = False,
+    grad_reduce_group: "ProcessGroup | None" = None,
+    grad_reduce: GradReduce = "avg",
+    vocab_parallel_group: "ProcessGroup | None" = None,
 ) -> torch.Tensor:
     """Cross-entropy of ``hidden @ weight.T + bias`` against ``labels``, without allocating ``[tokens, vocab]``.
 
@@ -49,7 +57,9 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
 
     Args:
         hidden: ``[..., hidden_size]``, fp64, fp32, bf16 or fp16; any strides.
-        weight: ``[vocab, hidden_size]``, dtype of ``hidden`` (any under ``torch.autocast``). A ``DTensor`` is refused.
+        weight: ``[vocab, hidden_size]``, dtype of ``hidden`` (any under ``torch.autocast``). A ``DTensor`` is gathered
+            over the ranks that hold other tokens (FSDP2), if wider than ``hidden`` in the dtype of ``hidden``, and
+            stays sharded over those that hold the same (tensor parallelism); the others may be ``DTensor`` then.
         labels: ``[...]``, integers in ``[0, vocab)`` or ``ignore_index``.
         bias: ``[vocab]``.
         ignore_index: label of the tokens that do not count.
@@ -75,6 +85,16 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
             the backward: four GEMMs, and the least memory at any time. ``"auto"`` is ``"forward"`` where possible.
         strict_nan: whether the mean over no label at all is NaN, as in ``torch.nn.functional.cross_entropy``, instead
             of 0; the gradients are exactly 0 either way.
+        grad_reduce_group: the ranks that hold different tokens. The gradient of a ``DTensor`` weight is reduced over
+            them. Needed if the names of its mesh's dimensions do not tell (``dp``, ``fsdp``, ``cp``, ...). Changes
+            nothing for a plain weight: whoever owns it (DDP, a FSDP forward) reduces its gradient.
+        grad_reduce: ``"avg"``, the ranks' gradients are averaged, as DDP and FSDP2 do it: with ``num_label_tokens`` of
+            all ranks, call ``(loss * grad_reduce_group.size()).backward()``, and every gradient of the model is that of
+            the mean over all labels of all ranks. ``"sum"`` if the rest of the model is summed (FSDP2's
+            ``set_gradient_divide_factor(1.0)``): call ``loss.backward()``.
+        vocab_parallel_group: the ranks that hold the same tokens and each some rows of the vocabulary, in order of the
+            group's ranks. Needed for plain local rows, and for a ``DTensor`` whose mesh dimension is not named ``tp``.
+            Every rank gets the loss over the whole vocabulary and the whole gradient of ``hidden``.
 
     Returns:
         The loss in fp32, or fp64 for fp64 inputs: a scalar, or for ``"none"`` the shape of ``labels``. Gradients come
@@ -98,6 +118,7 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         num_label_tokens=num_label_tokens,
     )
     check_flag("strict_nan", strict_nan)
+    check_choice("grad_reduce", grad_reduce, get_args(GradReduce))
     compute_here = compute
     if torch.compiler.is_compiling():
         from ac_loss._uncompiled import compute as compute_here
@@ -114,6 +135,9 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         grad_mode=grad_mode,
         backend=backend,
         strict_nan=strict_nan,
+        grad_reduce_group=grad_reduce_group,
+        grad_reduce=grad_reduce,
+        vocab_parallel_group=vocab_parallel_group,
     )
 
 
@@ -172,15 +196,27 @@ def compute(
     grad_mode: GradMode,
     backend: Backend,
     strict_nan: bool,
+    grad_reduce_group: "ProcessGroup | None",
+    grad_reduce: GradReduce,
+    vocab_parallel_group: "ProcessGroup | None",
 ) -> torch.Tensor:
     """:func:`linear_cross_entropy` once its options are checked."""
     autocast = autocast_dtype(hidden)
+    vocabulary, saving = None, contextlib.nullcontext()
+    grouped = grad_reduce_group is not None or vocab_parallel_group is not None
+    if grouped or any(map(is_sharded, (hidden, weight, labels, bias))):
+        from ac_loss.sharded.localize import Groups, localize  # loads torch.distributed.tensor, which takes seconds
+
+        groups = Groups(grad_reduce_group, grad_reduce, vocab_parallel_group)
+        local = localize(hidden, weight, labels, bias, groups=groups, autocast=autocast)
+        hidden, weight, labels, bias, vocabulary, saving = local
     check_tensors(hidden, weight, labels, bias, autocast)
     gemm_dtype = autocast or hidden.dtype
     check_gemm_dtype(gemm_dtype, grad_mode)
     if accum == "main_grad" and weight.requires_grad and torch.is_grad_enabled():
         main_grad_of(weight)
-    rows = select_rows(labels, ignore_index, weight.shape[0], num_label_tokens)
+    vocab = weight.shape[0] if vocabulary is None else vocabulary.size
+    rows = select_rows(labels, ignore_index, vocab, num_label_tokens)
     divisor = 1.0
     if rows.num_label_tokens is not None:
         divisor = rows.num_label_tokens
@@ -194,10 +230,12 @@ def compute(
         labels=rows.labels,
         rows=rows.index,
         divisor=divisor,
+        vocabulary=vocabulary,
     )
     flat = hidden.reshape(labels.numel(), weight.shape[1])
     kind = "none" if reduction == "none" else "sum"
-    loss = backends.run(backend, job, flat, weight, bias, reduction=kind)
+    with saving:
+        loss = backends.run(backend, job, flat, weight, bias, reduction=kind)
     if reduction == "none":
         return loss.reshape(labels.shape)
     nothing = strict_nan and reduction == "mean" and num_label_tokens is None and not rows.labels.numel()

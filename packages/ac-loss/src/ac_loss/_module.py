@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from ac_loss._functional import Reduction, linear_cross_entropy
-from ac_loss._validation import refuse_sharded
 from ac_loss.config import Accum, Backend, GradMode, LossConfig, check_choice, check_flag, check_grad_mode
 
 if TYPE_CHECKING:
@@ -77,24 +76,19 @@ class FusedLinearCrossEntropy(nn.Module):
         Args:
             hidden_states: ``[..., hidden_size]``.
             labels: ``[...]``, already shifted.
-            lm_weight: ``[vocab, hidden_size]``, a plain tensor.
+            lm_weight: ``[vocab, hidden_size]``, a plain tensor or a ``DTensor``.
             num_label_tokens: divides the summed loss: the labels that count over all ranks and accumulation steps.
-            grad_reduce_group: for sharded weights, which this version does not gather: must be None.
+            grad_reduce_group: the ranks that hold different tokens, over which the gradient of a sharded ``lm_weight``
+                is averaged. As with FSDP2 and DDP, which average the other gradients: with ``num_label_tokens`` of all
+                ranks, call ``(loss * grad_reduce_group.size()).backward()``. Changes nothing for a plain ``lm_weight``.
 
         Returns:
             The loss in fp32 (fp64 for fp64 inputs).
 
         Raises:
-            ValueError: ``lm_weight`` is a ``DTensor``, or ``grad_reduce_group`` is given; otherwise as
+            ValueError: nothing tells over which ranks a sharded ``lm_weight`` is to be gathered; otherwise as
                 :func:`ac_loss.linear_cross_entropy`.
         """
-        refuse_sharded(lm_weight=lm_weight)
-        if grad_reduce_group is not None:
-            raise ValueError(
-                "grad_reduce_group: reduces the gradient of a sharded lm_weight that the loss gathers itself, which "
-                "this version does not do; lm_weight is a plain tensor and whoever owns it (DDP, FSDP) reduces its "
-                "gradient: pass None"
-            )
         config = self.config
         return linear_cross_entropy(
             hidden_states,
@@ -111,6 +105,7 @@ class FusedLinearCrossEntropy(nn.Module):
             logit_scale=config.logit_scale,
             grad_mode=config.grad_mode,
             strict_nan=self.strict_nan,
+            grad_reduce_group=grad_reduce_group,
         )
 
     def extra_repr(self) -> str:

@@ -7,6 +7,7 @@ import torch
 
 if TYPE_CHECKING:
     from ac_loss.backends.torch_backend.statistics import RowStatistics
+    from ac_loss.sharded.vocabulary import VocabShard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,12 @@ class Objective:
         return derivative
 
     def evaluate_(
-        self, x: torch.Tensor, labels: torch.Tensor, bias: torch.Tensor | None, weight: torch.Tensor | float | None
+        self,
+        x: torch.Tensor,
+        labels: torch.Tensor,
+        bias: torch.Tensor | None,
+        weight: torch.Tensor | float | None,
+        shard: "VocabShard | None" = None,
     ) -> torch.Tensor:
         """Per-row losses of ``x``; ``x`` is consumed, and holds the gradient afterwards when ``weight`` is given.
 
@@ -56,21 +62,29 @@ class Objective:
             labels: ``[rows]``, int64, all in ``[0, vocab)``.
             bias: ``[vocab]`` in the dtype of ``x``, or None.
             weight: factor of each row's gradient, ``[rows]`` in the dtype of ``x`` or one number; None for no gradient.
+            shard: the part of the vocabulary that ``x`` and ``bias`` are of; labels are of the whole. None for all.
 
         Returns:
             ``[rows]`` in the dtype of ``x``.
         """
-        index = labels.unsqueeze(1)
+        index, elsewhere = (labels.unsqueeze(1), None) if shard is None else shard.locate(labels)
+        vocab = x.shape[1] if shard is None else shard.size
         slope = self.transform_(x, bias, slope=weight is not None)
 
         # Everything below is relative to the row's maximum: lse - s[y] on absolute values loses the whole loss when
         # all logits share a large offset.
         top = x.amax(1, keepdim=True)
+        if shard is not None:
+            shard.max_(top)
         x.sub_(top)
-        losses = x.gather(1, index).mul_(self.label_smoothing - 1.0)
-        if self.label_smoothing:
-            losses.sub_(x.mean(1, keepdim=True), alpha=self.label_smoothing)
+        of_label = x.gather(1, index)
+        of_all = x.sum(1, keepdim=True) if self.label_smoothing else None
         total = x.exp_().sum(1, keepdim=True)
+        if shard is not None:
+            shard.sum_(total, of_label.masked_fill_(elsewhere, 0.0), of_all)
+        losses = of_label.mul_(self.label_smoothing - 1.0)
+        if of_all is not None:
+            losses.sub_(of_all, alpha=self.label_smoothing / vocab)
         log_total = total.log()
         losses.add_(log_total)
         lse = log_total.add_(top) if self.z_loss else None
@@ -87,10 +101,11 @@ class Objective:
         if lse is not None:
             scale.mul_(lse.mul_(2.0 * self.z_loss).add_(1.0))
         x.mul_(scale.mul_(weight))
-        hit = x.gather(1, index).sub_(weight * (1.0 - self.label_smoothing))
-        x.scatter_(1, index, hit)
+        probability = x.gather(1, index)
+        hit = probability - weight * (1.0 - self.label_smoothing)
+        x.scatter_(1, index, hit if elsewhere is None else torch.where(elsewhere, probability, hit))
         if self.label_smoothing:
-            x.sub_(weight * (self.label_smoothing / x.shape[1]))
+            x.sub_(weight * (self.label_smoothing / vocab))
         if slope is not None:
             x.mul_(slope)
         return losses.squeeze(1)

@@ -24,18 +24,22 @@ class Rows(NamedTuple):
     num_label_tokens: float | None
 
 
-def refuse_sharded(**tensors: torch.Tensor | None) -> None:
-    """Raise ``ValueError`` for a ``DTensor``: its local part gives a plausible and wrong loss."""
+def is_sharded(tensor: object) -> bool:
+    """Whether it is a ``DTensor``."""
     # Nobody holds a DTensor without this module loaded; importing it here would cost every other caller seconds.
     module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def refuse_sharded(**tensors: torch.Tensor | None) -> None:
+    """Raise ``ValueError`` for a ``DTensor`` where only a plain tensor has a meaning."""
     for name, tensor in tensors.items():
-        if module is not None and isinstance(tensor, module.DTensor):
+        if is_sharded(tensor):
             raise ValueError(
-                f"{name}: is a DTensor (placements {tensor.placements}), and the loss needs a plain tensor. Compute "
-                "the loss inside the forward of the FSDP unit that owns the head, where the weight is gathered and its "
-                "gradient is reduced with the others: give that module a method that calls the loss and register it "
-                "with torch.distributed.fsdp.register_fsdp_forward_method(module, 'method'). Weight.full_tensor() is "
-                "no remedy: without gradient placements its gradient is silently wrong"
+                f"{name}: is a DTensor (placements {tensor.placements}), and a plain tensor is needed here; pass "
+                f"{name}.full_tensor() where no gradient is wanted (a gathered weight's would be silently wrong), or "
+                "compute inside the forward of the FSDP unit that owns it "
+                "(torch.distributed.fsdp.register_fsdp_forward_method), where it is plain"
             )
 
 
@@ -52,6 +56,17 @@ def autocast_dtype(hidden: torch.Tensor, device: str | None = None) -> torch.dty
     return None
 
 
+def check_are_tensors(
+    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor | None, bias: torch.Tensor | None
+) -> None:
+    """Raise ``TypeError`` for an argument of another type."""
+    optional = {"labels": labels, "bias": bias}
+    named = {"hidden": hidden, "weight": weight} | {k: v for k, v in optional.items() if v is not None}
+    for name, tensor in named.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name}: a tensor is needed, got {type(tensor).__name__}")
+
+
 def check_tensors(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -62,9 +77,7 @@ def check_tensors(
     """Raise on shapes, dtypes and devices that do not fit together. ``gemm_dtype`` is autocast's, None without it."""
     optional = {"labels": labels, "bias": bias}
     named = {"hidden": hidden, "weight": weight} | {k: v for k, v in optional.items() if v is not None}
-    for name, tensor in named.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name}: a tensor is needed, got {type(tensor).__name__}")
+    check_are_tensors(hidden, weight, labels, bias)
     refuse_sharded(**named)
     if weight.dim() != 2 or weight.shape[0] == 0:
         raise ValueError(

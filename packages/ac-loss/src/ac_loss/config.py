@@ -8,6 +8,7 @@ from typing import Literal, get_args
 Kind = Literal["fused", "plain"]
 Backend = Literal["auto", "torch", "triton", "liger", "cce", "native"]
 Accum = Literal["fp32", "param", "main_grad"]
+GradReduce = Literal["avg", "sum"]
 GradMode = Literal["auto", "forward", "recompute"]
 
 

@@ -108,3 +108,13 @@ def test_a_request_knows_which_gradients_are_wanted(draw, monkeypatch):
     assert not second.differentiated
     assert (first.tokens, first.counted) == (6, int((inputs["labels"] != -100).sum()))
     assert (first.vocab, first.hidden_size, first.bias_dtype) == (11, 8, torch.float32)
+
+
+def test_rows_of_a_vocabulary_that_others_share_are_for_torch_alone(ask, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: name)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    shard = ask(torch.bfloat16, "cuda", shard=True)
+    assert backends.choose(shard, "auto") == "torch"
+    for name in backends.NAMES[1:]:
+        with pytest.raises(ValueError, match="rows of the vocabulary that other ranks hold"):
+            backends.choose(shard, name)

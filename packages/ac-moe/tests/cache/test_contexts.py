@@ -15,7 +15,6 @@ save_mm = functools.partial(create_selective_checkpoint_contexts, [torch.ops.ate
 @pytest.mark.parametrize(
     ("mode", "message"),
     [
-        ("moe_tail", "mode: 'moe_tail' is not in ac-moe 0.1.0; available: 'none', 'combine'"),
         ("Combine", "mode: 'Combine' is not one of 'none', 'combine', 'moe_tail'"),
         (None, "mode: None is not one of 'none', 'combine', 'moe_tail'"),
     ],

@@ -12,7 +12,7 @@ import torch
 from ac_loss._job import Job
 from ac_loss.backends.request import Request
 
-__all__ = ["NAMES", "Backend", "Request", "choose", "load", "run"]
+__all__ = ["NAMES", "Backend", "Request", "choose", "load", "objections", "run"]
 
 _MODULES = {"torch": "torch_backend", "triton": "triton_backend", "liger": "liger", "cce": "cce", "native": "native"}
 NAMES = tuple(_MODULES)
@@ -52,6 +52,14 @@ def load(name: str) -> Backend:
     return importlib.import_module(f"ac_loss.backends.{_MODULES[name]}")
 
 
+def objections(name: str, request: Request) -> list[str]:
+    """Why that backend cannot compute ``request``, each reason with its remedy; empty if it can."""
+    found = load(name).objections(request)
+    if request.shard and name != "torch":
+        found.append("it knows nothing of the rows of the vocabulary that other ranks hold: use 'torch'")
+    return found
+
+
 def choose(request: Request, name: str) -> str:
     """Which backend computes ``request`` when the user asks for ``name``, ``"auto"`` or a backend's.
 
@@ -59,10 +67,9 @@ def choose(request: Request, name: str) -> str:
         ValueError: the named one cannot; lists every reason with its remedy. Another one never stands in.
     """
     if name == "auto":
-        return "triton" if request.device.type == "cuda" and not load("triton").objections(request) else "torch"
-    objections = load(name).objections(request)
-    if objections:
-        reasons = "".join(f"\n  - {objection}" for objection in objections)
+        return "triton" if request.device.type == "cuda" and not objections("triton", request) else "torch"
+    if found := objections(name, request):
+        reasons = "".join(f"\n  - {objection}" for objection in found)
         raise ValueError(f"backend: {name!r} cannot compute this call:{reasons}\nor use backend='auto'")
     return name
 

@@ -19,6 +19,7 @@ class Request:
         counted: rows whose label is not ignored.
         hidden_size: columns of hidden and weight.
         vocab: rows of weight.
+        shard: whether these are only some rows of the vocabulary, the others being on other ranks.
         hidden_dtype: of hidden.
         weight_dtype: of weight.
         bias_dtype: of bias; None without one.
@@ -35,6 +36,7 @@ class Request:
     counted: int
     hidden_size: int
     vocab: int
+    shard: bool = False
     hidden_dtype: torch.dtype
     weight_dtype: torch.dtype
     bias_dtype: torch.dtype | None = None
@@ -64,6 +66,7 @@ class Request:
             counted=job.labels.numel(),
             hidden_size=weight.shape[1],
             vocab=weight.shape[0],
+            shard=job.vocabulary is not None,
             hidden_dtype=hidden.dtype,
             weight_dtype=weight.dtype,
             bias_dtype=None if bias is None else bias.dtype,

@@ -52,7 +52,7 @@ def row_statistics(
         hidden: ``[N, H]``.
         weight: ``[V, H]``.
         bias: ``[V]`` or None.
-        argmax: whether it is wanted.
+        argmax: whether it is wanted; not of a sharded vocabulary.
     """
     return RowStatistics(*_RowStatistics.apply(hidden, weight, bias, job, argmax))
 
@@ -65,6 +65,8 @@ class _RowStatistics(torch.autograd.Function):
             parts = [_summarise(tiles, rows, argmax=argmax) for rows in tiles.rows()]
         columns = zip(*parts, strict=True)
         statistics = RowStatistics(*(None if column[0] is None else torch.cat(column) for column in columns))
+        if job.vocabulary is not None:
+            statistics = _over_all_ranks(statistics, job)
         ctx.job = job
         # The node may hold the weight, which is a leaf: no graph that could hold the node hangs on it.
         ctx.owner = weight if job.accum == "main_grad" else None
@@ -78,7 +80,8 @@ class _RowStatistics(torch.autograd.Function):
         refuse_double_backward()
         hidden, weight, bias, *saved = ctx.saved_tensors
         wanted = Wanted(*ctx.needs_input_grad[:3])
-        upstream = _Upstream.of(ctx.job, len(weight), *saved, (log_total, label, mean))
+        vocab = len(weight) if ctx.job.vocabulary is None else ctx.job.vocabulary.size
+        upstream = _Upstream.of(ctx.job, vocab, *saved, (log_total, label, mean))
         into = main_grad_of(ctx.owner) if ctx.owner is not None and wanted.weight else None
         with autocast_off(hidden.device.type):
             gradients = _differentiate(Tiles(ctx.job, hidden, weight, bias), upstream, wanted, into)
@@ -117,6 +120,18 @@ def _summarise(tiles: Tiles, rows: slice, *, argmax: bool) -> RowStatistics:
         top = shift
     statistics = RowStatistics(top, total.log_(), label.sub_(top), mean, at)
     return RowStatistics(*(None if tensor is None else tensor.squeeze(1) for tensor in statistics))
+
+
+def _over_all_ranks(here: RowStatistics, job: Job) -> RowStatistics:
+    """The statistics of whole rows, from those of this rank's classes; see NOTE [ Two all-reduces a chunk ]."""
+    shard, top = job.vocabulary, here.top.clone()
+    shard.max_(top)
+    shift = here.top - top
+    total = here.log_total.add(shift).exp_()
+    label = here.label.add(shift).masked_fill_(shard.locate(job.labels)[1].squeeze(1), 0.0)
+    mean = None if here.mean is None else here.mean.add(shift).mul_(shard.width / shard.size)
+    shard.sum_(total, label, mean)
+    return RowStatistics(top, total.log_(), label, mean, None)
 
 
 class _Upstream(NamedTuple):

@@ -46,8 +46,12 @@ def _sweep(
     labels, rows, wide = job.labels, job.rows, job.loss_dtype
     count, vocab = labels.numel(), weight.shape[0]
     losses = hidden.new_empty(count, dtype=wide)
-    size = chunk_rows(count, vocab, job.gemm_dtype.itemsize)
-    height = min(size, count, block_rows(hidden.device.type, vocab * wide.itemsize))
+    # Ranks that share the vocabulary talk once a block: all have the same chunks, each one block.
+    shard = job.vocabulary
+    size = chunk_rows(count, vocab if shard is None else shard.widest, job.gemm_dtype.itemsize)
+    height = min(size, count)
+    if shard is None:
+        height = min(height, block_rows(hidden.device.type, vocab * wide.itemsize))
     with autocast_off(hidden.device.type):
         matrix = weight.to(job.gemm_dtype)
         offset = None if bias is None else bias.to(wide)
@@ -61,7 +65,7 @@ def _sweep(
                 here = slice(start + first, start + last)
                 part = logits[first:last]
                 block = part if scratch is None else scratch[: last - first].copy_(part)
-                losses[here] = job.objective.evaluate_(block, labels[here], offset, row_weight)
+                losses[here] = job.objective.evaluate_(block, labels[here], offset, row_weight, shard)
                 if sums is not None:
                     sums.add_block(block)
                     if scratch is not None:

@@ -21,6 +21,7 @@ class Tiles:
     def __init__(self, job: Job, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.job, self.hidden, self.weight, self.bias = job, hidden, weight, bias
         self.tokens, self.vocab = job.labels.numel(), weight.shape[0]
+        self._first = 0 if job.vocabulary is None else job.vocabulary.start
         wide = job.loss_dtype
         self._shape = tile_shape(self.tokens, self.vocab, wide.itemsize, hidden.device.type)
         size = self._shape[0] * self._shape[1]
@@ -58,7 +59,7 @@ class Tiles:
 
     def positions(self, rows: slice, classes: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """Where each row's label is in a tile: its column ``[rows, 1]``, and whether it is there at all."""
-        column = (self.job.labels[rows] - classes.start).unsqueeze(1)
+        column = (self.job.labels[rows] - (self._first + classes.start)).unsqueeze(1)
         width = classes.stop - classes.start
         return column.clamp(0, width - 1), (column >= 0) & (column < width)
 
