@@ -19,7 +19,7 @@ def llama(dtype=torch.bfloat16, tokens=(2, 2048)):
 
 def test_it_takes_what_the_loss_takes():
     theirs, ours = (inspect.signature(f).parameters for f in (linear_cross_entropy, explain))
-    sharded = {"grad_reduce_group", "grad_reduce", "vocab_parallel_group"}  # it takes a rank's plain tensors
+    sharded = {"grad_reduce_group", "grad_reduce"}  # what becomes of a gathered weight's gradient has no part in it
     assert set(ours) == {*theirs, "device"} - sharded
     for name, parameter in theirs.items():
         if name in sharded:
@@ -118,6 +118,26 @@ def test_it_raises_what_the_call_would(options, error, message):
     with pytest.raises(error) as caught:
         explain(**{"hidden": hidden, "weight": weight, "device": "cpu"} | options)
     assert str(caught.value).startswith(message)
+
+
+def test_rows_of_a_shared_vocabulary_are_for_torch(draw):
+    found = explain(*llama(), device="cuda", vocab_parallel_group=object())
+    assert found.backend == "torch"
+    for name in ("triton", "liger", "cce", "native"):
+        assert any("rows of the vocabulary that other ranks hold" in reason for reason in found.reasons[name])
+    inputs = draw(40, 31, 13, dtype=torch.float32)
+    inputs["labels"][:3] = 77  # another rank's
+    assert explain(**inputs, vocab_parallel_group=object()).counted == int((inputs["labels"] != -100).sum())
+    with pytest.raises(IndexError, match="labels: 77 at flat position 0"):
+        explain(**inputs)
+
+
+def test_a_distributed_tensor_is_refused(monkeypatch):
+    hidden, weight = llama()
+    monkeypatch.setattr("ac_loss._explain.is_sharded", lambda tensor: tensor is weight)
+    weight.placements = ("Shard(dim=0)",)
+    with pytest.raises(ValueError, match=r"weight: is a DTensor \(placements .*\); pass a tensor on 'meta'"):
+        explain(hidden, weight)
 
 
 def test_it_is_public():

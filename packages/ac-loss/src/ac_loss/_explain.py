@@ -2,14 +2,18 @@
 
 import textwrap
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from ac_loss import backends
 from ac_loss._functional import Reduction, check_gemm_dtype, check_options
-from ac_loss._validation import autocast_dtype, check_tensors, select_rows
+from ac_loss._validation import autocast_dtype, check_tensors, is_sharded, select_rows
 from ac_loss.backends import Request
 from ac_loss.config import Accum, Backend, GradMode, check_flag
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 GIB = 2**30
 
@@ -95,6 +99,7 @@ def explain(  # noqa: PLR0917 - as the function that it explains
     logit_scale: float = 1.0,
     grad_mode: GradMode = "auto",
     strict_nan: bool = False,
+    vocab_parallel_group: "ProcessGroup | None" = None,
     device: torch.device | str | None = None,
 ) -> Explanation:
     """What :func:`ac_loss.linear_cross_entropy` would do with the same arguments.
@@ -107,6 +112,7 @@ def explain(  # noqa: PLR0917 - as the function that it explains
         weight: ``[vocab, hidden_size]``.
         labels: ``[...]``; None, or on ``meta``, to take every token for one that counts.
         bias: as in the call; likewise ``ignore_index`` to ``strict_nan``.
+        vocab_parallel_group: as in the call; ``weight`` and ``bias`` are then the rows that one rank has.
         device: where the call would be made; None for where ``hidden`` is, and for tensors on ``meta`` the accelerator
             of this machine, or its CPU.
 
@@ -129,6 +135,7 @@ def explain(  # noqa: PLR0917 - as the function that it explains
         num_label_tokens=num_label_tokens,
     )
     check_flag("strict_nan", strict_nan)
+    _refuse_sharded(hidden=hidden, weight=weight, labels=labels, bias=bias)
     place = _place(hidden, device)
     autocast = autocast_dtype(hidden, place.type)
     check_tensors(hidden, weight, labels, bias, autocast)
@@ -136,14 +143,18 @@ def explain(  # noqa: PLR0917 - as the function that it explains
     check_gemm_dtype(gemm_dtype, grad_mode)
     tokens = hidden.shape[:-1].numel()
     counted = tokens
+    shard = vocab_parallel_group is not None
     if labels is not None and not labels.is_meta:
-        counted = select_rows(labels, ignore_index, weight.shape[0], None).labels.numel()
+        counted = int((labels != ignore_index).sum())
+        if not shard:
+            select_rows(labels, ignore_index, weight.shape[0], None)
     enabled = torch.is_grad_enabled()
     request = Request(
         tokens=tokens,
         counted=counted,
         hidden_size=weight.shape[1],
         vocab=weight.shape[0],
+        shard=shard,
         hidden_dtype=hidden.dtype,
         weight_dtype=weight.dtype,
         bias_dtype=None if bias is None else bias.dtype,
@@ -172,6 +183,15 @@ def explain(  # noqa: PLR0917 - as the function that it explains
         hidden_size=request.hidden_size,
         dtype=str(request.gemm_dtype).removeprefix("torch."),
     )
+
+
+def _refuse_sharded(**tensors: torch.Tensor | None) -> None:
+    for name, tensor in tensors.items():
+        if is_sharded(tensor):
+            raise ValueError(
+                f"{name}: is a DTensor (placements {tensor.placements}); pass a tensor on 'meta' in the shape that a "
+                "rank computes with: whole where the weight is gathered, its own rows in a vocab_parallel_group"
+            )
 
 
 def _place(hidden: torch.Tensor, device: torch.device | str | None) -> torch.device:
