@@ -75,6 +75,19 @@ class GroupedLayer(Layer):
         return self.dispatcher.combine(ac_moe.experts.down_projection(inner, self.down, offsets), sent)
 
 
+def stats_at_rest() -> ac_moe.Stats:
+    """What is counted once nothing is live any more, or after two seconds if something stays.
+
+    A thread of gloo's may hold a collective's tensors for a moment after it is done, and these may hold their graph.
+    """
+    deadline = time.monotonic() + 2
+    while True:
+        stats = ac_moe.stats()
+        if not (stats.live_entries or stats.live_pinned) or time.monotonic() > deadline:
+            return stats
+        time.sleep(0.01)
+
+
 def build(
     layers: int = 3, form: str = "mul", dtype: torch.dtype = torch.float32, kind: type[Layer] = Layer, **options: object
 ) -> nn.ModuleList:

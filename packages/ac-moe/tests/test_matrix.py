@@ -26,6 +26,7 @@ from ac_moe_model import (
     differences,
     live_tensors,
     loss_of,
+    stats_at_rest,
     storage_bytes,
 )
 from ac_moe_ranks import Ranks
@@ -174,7 +175,7 @@ def many_steps(rank: int, dispatcher: str, kind: str) -> tuple[list[int], int, i
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            stats = ac_moe.stats()
+            stats = stats_at_rest()
             live.append(stats.live_entries + stats.live_pinned)  # with the loss still held
             if step in (10, 48):
                 tensors.append(len(live_tensors()))

@@ -19,6 +19,7 @@ from ac_moe_model import (
     loss_of,
     plain,
     recompute,
+    stats_at_rest,
 )
 from ac_moe_ranks import Ranks
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
@@ -80,7 +81,7 @@ def nested(rank: int, outer: str, inner: str, early_stop: bool) -> tuple[list[st
     model, inputs = build(LAYERS), batches(2)
     ac_moe.reset_stats()
     actual = gradients(model, inputs, forward)
-    stats = ac_moe.stats()
+    stats = stats_at_rest()
     assert stats.live_entries == 0
     assert stats.live_bytes == 0
     return differences(actual, gradients(model, inputs, plain)), stats.stored

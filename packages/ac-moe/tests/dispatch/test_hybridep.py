@@ -35,6 +35,7 @@ from ac_moe_model import (
     plain,
     recompute,
     same_bits,
+    stats_at_rest,
 )
 from ac_moe_ranks import Ranks
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
@@ -159,7 +160,8 @@ def exact(rank: int, kind: str, mode: str, name: str) -> list[str]:
     JitteredBuffer.restart()
     expected = gradients(model, inputs, plain, SCHEDULES[case.schedule])
     assert layouts == JitteredBuffer.layouts == 4 * LAYERS  # none of them in a recompute
-    assert ac_moe.stats().live_entries == ac_moe.stats().live_pinned == 0
+    stats = stats_at_rest()
+    assert stats.live_entries == stats.live_pinned == 0
     return differences(actual, expected)
 
 
