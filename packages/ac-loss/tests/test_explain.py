@@ -110,6 +110,7 @@ def test_meta_tensors_are_taken_to_be_on_this_machine():
         ({"strict_nan": "no"}, ValueError, "strict_nan"),
         ({"labels": torch.full((2, 2048), 128256)}, ValueError, "labels: is on cpu and hidden on meta"),
         ({"backend": "native"}, ValueError, "backend: 'native' cannot compute this call:\n  - it sums the loss"),
+        ({"device": "gpu"}, ValueError, "device: 'gpu' is no device of torch"),
         ({"weight": None}, TypeError, "weight: a tensor is needed"),
     ],
 )
@@ -118,6 +119,19 @@ def test_it_raises_what_the_call_would(options, error, message):
     with pytest.raises(error) as caught:
         explain(**{"hidden": hidden, "weight": weight, "device": "cpu"} | options)
     assert str(caught.value).startswith(message)
+
+
+def test_a_sharded_weight_is_to_be_described():
+    import torch.distributed as dist
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        weight = distribute_tensor(torch.empty(31, 13), dist.init_device_mesh("cpu", (1,)), [Shard(0)])
+        with pytest.raises(ValueError, match="weight: is a DTensor, and the answer is for one rank .* device='meta'"):
+            explain(torch.empty(4, 13), weight)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_it_is_public():

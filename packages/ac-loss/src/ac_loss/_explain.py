@@ -7,7 +7,7 @@ import torch
 
 from ac_loss import backends
 from ac_loss._functional import Reduction, check_gemm_dtype, check_options
-from ac_loss._validation import autocast_dtype, check_tensors, select_rows
+from ac_loss._validation import autocast_dtype, check_tensors, is_sharded, select_rows
 from ac_loss.backends import Request
 from ac_loss.config import Accum, Backend, GradMode, check_flag
 
@@ -130,6 +130,11 @@ def explain(  # noqa: PLR0917 - as the function that it explains
     )
     check_flag("strict_nan", strict_nan)
     place = _place(hidden, device)
+    if is_sharded(weight):
+        raise ValueError(
+            "weight: is a DTensor, and the answer is for one rank and the plain weight that it multiplies with; describe "
+            "that one, torch.empty(shape, dtype=..., device='meta'): whole under FSDP2, its rows in tensor parallelism"
+        )
     autocast = autocast_dtype(hidden, place.type)
     check_tensors(hidden, weight, labels, bias, autocast)
     gemm_dtype = autocast or hidden.dtype
@@ -176,7 +181,10 @@ def explain(  # noqa: PLR0917 - as the function that it explains
 
 def _place(hidden: torch.Tensor, device: torch.device | str | None) -> torch.device:
     if device is not None:
-        return torch.device(device)
+        try:
+            return torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"device: {device!r} is no device of torch; give one such as 'cpu' or 'cuda'") from error
     if isinstance(hidden, torch.Tensor) and not hidden.is_meta:
         return hidden.device
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
