@@ -132,8 +132,9 @@ def explain(  # noqa: PLR0917 - as the function that it explains
     place = _place(hidden, device)
     if is_sharded(weight):
         raise ValueError(
-            "weight: is a DTensor, and the answer is for one rank and the plain weight that it multiplies with; describe "
-            "that one, torch.empty(shape, dtype=..., device='meta'): whole under FSDP2, its rows in tensor parallelism"
+            "weight: is a DTensor, and the answer is for one rank and the plain weight that it multiplies with; "
+            "describe that one, torch.empty(shape, dtype=..., device='meta'): whole under FSDP2, its rows in tensor "
+            "parallelism"
         )
     autocast = autocast_dtype(hidden, place.type)
     check_tensors(hidden, weight, labels, bias, autocast)

@@ -82,8 +82,8 @@ def check_tensors(
     refuse_sharded(**named)
     if labels is not None and weight.dtype in _INTEGERS and labels.dtype not in _INTEGERS:
         raise ValueError(
-            f"weight, labels: {weight.dtype} and {labels.dtype}, so they seem to be exchanged; linear_cross_entropy and "
-            "token_statistics take (hidden, weight, labels), FusedLinearCrossEntropy (hidden, labels, weight)"
+            f"weight, labels: {weight.dtype} and {labels.dtype}, so they seem to be exchanged; linear_cross_entropy "
+            "and token_statistics take (hidden, weight, labels), FusedLinearCrossEntropy (hidden, labels, weight)"
         )
     if weight.dim() != 2 or weight.shape[0] == 0:
         raise ValueError(

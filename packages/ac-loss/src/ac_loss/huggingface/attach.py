@@ -35,7 +35,7 @@ def use_fused_loss(model: nn.Module, config: LossConfig | None = None) -> FusedL
     """
     config = LossConfig() if config is None else config
     if not isinstance(config, LossConfig):
-        raise TypeError(f"config: an ac_loss.LossConfig is needed, got {type(config).__name__}; LossConfig(backend=...)")
+        raise TypeError(f"config: an ac_loss.LossConfig is needed, got {type(config).__name__}")
     if config.kind != "fused":
         raise ValueError(f"kind: {config.kind!r} is not 'fused'; for the plain loss leave the model as it is")
     for name in _DECIDED_BY_THE_MODEL:
