@@ -78,8 +78,8 @@ class Stats(Counts):
             f"{row.collectives_skipped:11}  {row.gemms_skipped:13}  {row.live_entries:4}"
             for name, row in rows.items()
         ]
-        if self.pinned:
-            lines.append(f"routing: {self.pinned} values pinned, {self.pinned_bytes / 1024:.1f} KiB")
+        if self.pinned_bytes:
+            lines.append(f"routing kept: {self.pinned_bytes / 1024:.1f} KiB")
         if self.only_memory:
             lines.append(f"only memory, nothing served: {', '.join(self.only_memory)}: {_WHY}")
         return "\n".join(lines)
