@@ -110,6 +110,7 @@ def test_meta_tensors_are_taken_to_be_on_this_machine():
         ({"strict_nan": "no"}, ValueError, "strict_nan"),
         ({"labels": torch.full((2, 2048), 128256)}, ValueError, "labels: is on cpu and hidden on meta"),
         ({"backend": "native"}, ValueError, "backend: 'native' cannot compute this call:\n  - it sums the loss"),
+        ({"device": "gpu"}, ValueError, "device: 'gpu' is no device of torch"),
         ({"weight": None}, TypeError, "weight: a tensor is needed"),
     ],
 )

@@ -240,8 +240,16 @@ def test_wrong_arguments_are_named(draw, recorder, change, message):
 
 def test_something_that_is_no_tensor_is_named(draw):
     inputs = draw((4, 5), 31, 13) | {"weight": torch.nn.Linear(13, 31)}
-    with pytest.raises(TypeError, match="weight: a tensor is needed, got Linear"):
+    with pytest.raises(TypeError, match="weight: a tensor is needed, got Linear; pass its weight"):
         linear_cross_entropy(**inputs)
+    with pytest.raises(TypeError, match="labels: a tensor is needed, got list$"):
+        linear_cross_entropy(**draw((4, 5), 31, 13) | {"labels": [1, 2]})
+
+
+def test_exchanged_weight_and_labels_are_named(draw):
+    inputs = draw((4, 5), 31, 13)
+    with pytest.raises(ValueError, match=r"exchanged; linear_cross_entropy .* \(hidden, weight, labels\)"):
+        linear_cross_entropy(inputs["hidden"], inputs["labels"], inputs["weight"])
 
 
 # Sharded weights -----------------------------------------------------------------------------------------------------

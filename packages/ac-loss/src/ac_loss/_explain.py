@@ -196,7 +196,10 @@ def _refuse_sharded(**tensors: torch.Tensor | None) -> None:
 
 def _place(hidden: torch.Tensor, device: torch.device | str | None) -> torch.device:
     if device is not None:
-        return torch.device(device)
+        try:
+            return torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"device: {device!r} is no device of torch; give one such as 'cpu' or 'cuda'") from error
     if isinstance(hidden, torch.Tensor) and not hidden.is_meta:
         return hidden.device
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")

@@ -64,7 +64,8 @@ def check_are_tensors(
     named = {"hidden": hidden, "weight": weight} | {k: v for k, v in optional.items() if v is not None}
     for name, tensor in named.items():
         if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name}: a tensor is needed, got {type(tensor).__name__}")
+            remedy = f"; pass its {name}" if isinstance(getattr(tensor, name, None), torch.Tensor) else ""
+            raise TypeError(f"{name}: a tensor is needed, got {type(tensor).__name__}{remedy}")
 
 
 def check_tensors(
@@ -79,6 +80,11 @@ def check_tensors(
     named = {"hidden": hidden, "weight": weight} | {k: v for k, v in optional.items() if v is not None}
     check_are_tensors(hidden, weight, labels, bias)
     refuse_sharded(**named)
+    if labels is not None and weight.dtype in _INTEGERS and labels.dtype not in _INTEGERS:
+        raise ValueError(
+            f"weight, labels: {weight.dtype} and {labels.dtype}, so they seem to be exchanged; linear_cross_entropy "
+            "and token_statistics take (hidden, weight, labels), FusedLinearCrossEntropy (hidden, labels, weight)"
+        )
     if weight.dim() != 2 or weight.shape[0] == 0:
         raise ValueError(
             f"weight: must be [vocab, hidden_size] with vocab > 0, got {list(weight.shape)}; pass lm_head.weight as it "

@@ -90,6 +90,13 @@ def test_settings_that_cannot_be(setting, message, llama):
     assert "forward" not in vars(llama)
 
 
+@pytest.mark.parametrize("config", [{"label_smoothing": 0.1}, {}, "fused"])
+def test_a_config_of_another_type(config, llama):
+    with pytest.raises(TypeError, match="config: an ac_loss.LossConfig is needed, got"):
+        use_fused_loss(llama, config)
+    assert "forward" not in vars(llama)
+
+
 def test_models_that_have_no_such_loss(llama):
     with pytest.raises(FusedLossError, match=r"LlamaModel: no module found.*GiB for 1000 tokens"):
         use_fused_loss(llama.model)

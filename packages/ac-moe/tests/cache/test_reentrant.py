@@ -118,6 +118,13 @@ def test_nothing_is_kept_without_gradients() -> None:
     assert ac_moe.stats().stored == 0
 
 
+def test_a_checkpoint_without_reentry_is_told() -> None:
+    layer, x = LocalLayer(), inputs(1)[0].requires_grad_()
+    with pytest.warns(UserWarning, match=r"LocalLayer: .* not reentrant, .*'combine' is not applied"):
+        checkpoint(ac_moe.wrap_reentrant(layer, "combine"), x, use_reentrant=False).sum().backward()
+    assert ac_moe.stats().stored == 0
+
+
 def test_outside_of_a_checkpoint_it_is_the_function() -> None:
     model, xs = layers(2), inputs(1)
     assert equal(gradients(model, ac_moe.wrap_reentrant(model, "moe_tail"), xs), gradients(model, model, xs))

@@ -98,6 +98,9 @@ def test_pins_are_counted_apart() -> None:
     stats = ac_moe.stats()
     assert (stats.stored, stats.live_entries) == (0, 0)
     assert (stats.pinned, stats.live_pinned, stats.live_pinned_bytes) == (2, 2, x.nbytes)
+    _, total, routing = str(stats).splitlines()  # a router is no row of a table of combine outputs
+    assert total.startswith("total ")
+    assert routing == f"routing kept: {x.nbytes / 1024:.1f} KiB"
     del forward, recompute
     assert ac_moe.stats().live_pinned == 0
 

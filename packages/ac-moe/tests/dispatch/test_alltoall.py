@@ -188,6 +188,26 @@ def test_number_of_experts(number: object) -> None:
         ac_moe.AllToAllDispatcher(number)
 
 
+@pytest.mark.parametrize("group", ["ep", 0, object()])
+def test_what_is_no_group(group: object) -> None:
+    with pytest.raises(TypeError, match=r"group: \w+ is not a ProcessGroup; of a mesh, give mesh.get_group\(\)"):
+        ac_moe.AllToAllDispatcher(4, group)
+
+
+def test_what_is_no_tensor() -> None:
+    dispatcher = ac_moe.AllToAllDispatcher(4)
+    tokens, ids = torch.zeros(2, 3), torch.zeros(2, 1).long()
+    with pytest.raises(TypeError, match="weights: NoneType is not a tensor"):
+        dispatcher.dispatch(tokens, ids, None)
+    with pytest.raises(TypeError, match="expert_ids: list is not a tensor"):
+        dispatcher.dispatch(tokens, [[0], [1]], torch.ones(2, 1))
+
+
+def test_combine_of_what_was_not_dispatched() -> None:
+    with pytest.raises(TypeError, match=r"dispatched: Tensor is not what dispatch returned; .*\(rows, dispatched\)"):
+        ac_moe.AllToAllDispatcher(4).combine(torch.zeros(2, 3), torch.zeros(2, 3))
+
+
 def test_without_a_group() -> None:
     with pytest.raises(ValueError, match="Default process group has not been initialized"):
         ac_moe.AllToAllDispatcher(4).dispatch(torch.zeros(1, 2), torch.zeros(1, 1).long(), torch.ones(1, 1))

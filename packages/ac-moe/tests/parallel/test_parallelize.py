@@ -3,6 +3,7 @@
 import copy
 import gc
 import re
+import warnings
 import weakref
 
 import ac_moe_hf as hf
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from ac_moe_ranks import Ranks
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
+from torch.utils.checkpoint import noop_context_fn
 
 import ac_moe
 
@@ -122,6 +124,25 @@ def cache_serves(rank: int, family: str, early_stop: bool) -> tuple[int, int, in
 )
 def test_recompute_is_served(ranks: Ranks, family: str, early_stop: bool, served: int) -> None:
     assert ranks.run(cache_serves, family=family, early_stop=early_stop) == [(hf.LAYERS, served, 0)] * 2
+
+
+def warned(rank: int, context: str) -> list[str]:
+    """The warnings of a step in which layers are checkpointed, with or without what `parallelize` gives for it."""
+    model = hf.StandIn()
+    sharded = ac_moe.parallelize(model, hf.mesh(2), dispatcher_recompute_cache="combine")
+    if context != "no checkpoint":
+        hf.checkpoint_layers(model, sharded.context_fn if context == "given" else noop_context_fn)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        hf.loss_of(model, hf.batch(rank)).backward()
+    return [str(warning.message) for warning in caught if "ac_moe" in str(warning.message)]
+
+
+@pytest.mark.parametrize(("context", "times"), [("no checkpoint", 0), ("given", 0), ("forgotten", hf.LAYERS)])
+def test_a_checkpoint_without_the_context_is_told(ranks: Ranks, context: str, times: int) -> None:
+    for told in ranks.run(warned, context=context):
+        assert len(told) == times
+        assert all("dispatcher_recompute_cache is not applied" in text for text in told)
 
 
 def over_hybridep(rank: int, family: str) -> tuple[float, int]:

@@ -65,6 +65,31 @@ def test_experts_shared_out_and_replicated_on_four_ranks(four_ranks: Ranks, way:
         assert all("_StridedShard" in told for told in placements)
 
 
+def replicas_refused(rank: int) -> list[str]:
+    """What `fully_shard_experts` says of meshes that are not those of the copies, and of a second call."""
+    ep = hf.mesh(2)
+    sharded = ac_moe.parallelize(hf.StandIn(), ep)
+    told = []
+    for mesh in (ep, torch.distributed.device_mesh.init_device_mesh("cpu", (2,)), None):
+        with pytest.raises((ValueError, TypeError)) as caught:
+            sharded.fully_shard_experts(mesh)
+        told.append(f"{type(caught.value).__name__}: {caught.value}")
+    replica = torch.distributed.device_mesh.init_device_mesh("cpu", (1, 2), mesh_dim_names=("replica", "ep"))
+    sharded = ac_moe.parallelize(hf.StandIn(), replica["ep"])
+    sharded.fully_shard_experts(replica["replica"])
+    with pytest.raises(ValueError, match="is a unit of FSDP2 already; call fully_shard_experts once"):
+        sharded.fully_shard_experts(replica["replica"])
+    return told
+
+
+def test_meshes_of_other_experts_are_refused(ranks: Ranks) -> None:
+    for rank, told in enumerate(ranks.run(replicas_refused)):
+        for text in told[:2]:
+            assert text.startswith("ValueError: mesh: ")
+            assert f"holds ranks [{1 - rank}], which have other experts than rank {rank}" in text
+        assert told[2].startswith('TypeError: mesh: NoneType is not a DeviceMesh; give mesh["replica"] of')
+
+
 def mixed_precision(rank: int) -> tuple[str, str]:
     """What the experts work in, and the router's weights, which the model makes in float32."""
     model = hf.StandIn()

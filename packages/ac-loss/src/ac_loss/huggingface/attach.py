@@ -30,9 +30,12 @@ def use_fused_loss(model: nn.Module, config: LossConfig | None = None) -> FusedL
 
     Raises:
         FusedLossError: the model's head cannot be found, or its forward takes no labels.
+        TypeError: the config is something else.
         ValueError: the config is of the plain loss, sets what the model decides, or differs from the one in use.
     """
-    config = config or LossConfig()
+    config = LossConfig() if config is None else config
+    if not isinstance(config, LossConfig):
+        raise TypeError(f"config: an ac_loss.LossConfig is needed, got {type(config).__name__}")
     if config.kind != "fused":
         raise ValueError(f"kind: {config.kind!r} is not 'fused'; for the plain loss leave the model as it is")
     for name in _DECIDED_BY_THE_MODEL:

@@ -83,7 +83,8 @@ def unknown_role(name: str, mesh: DeviceMesh, dim: int) -> ValueError:
         "different tokens (FSDP: the weight is gathered and its gradient reduced) or the same tokens and different "
         "rows of the vocabulary (tensor parallelism: the weight stays sharded). Either name the mesh's dimensions, "
         "init_device_mesh(..., mesh_dim_names=('dp',)) or ('tp',), or pass the group of those ranks as "
-        "grad_reduce_group or as vocab_parallel_group. Under FSDP2 ac_loss.sharded.add_loss_method needs neither"
+        "grad_reduce_group or as vocab_parallel_group. Under FSDP2 ac_loss.sharded.add_loss_method(head), "
+        "called after fully_shard, needs neither"
     )
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from ac_moe.cache.contexts import Mode, RegionContext, check_mode
 from ac_moe.cache.engine import checkpoint_in_forward, graph_is_kept, running_node
-from ac_moe.cache.region import Phase, Region
+from ac_moe.cache.region import Phase, Region, in_region
 from ac_moe.errors import RecomputeCacheError
 
 # NOTE [ How long a reentrant checkpoint keeps ]
@@ -79,5 +80,16 @@ class _Reentrant:
         return RegionContext(regions[self], Phase.FORWARD)
 
     def _recompute(self) -> RegionContext | None:
-        region = getattr(running_node(), _ATTRIBUTE, {}).get(self)
-        return None if region is None else RegionContext(region, Phase.RECOMPUTE)
+        node = running_node()
+        region = getattr(node, _ATTRIBUTE, {}).get(self)
+        if region is not None:
+            return RegionContext(region, Phase.RECOMPUTE)
+        if node is not None and not in_region():
+            name = getattr(self.function, "__qualname__", type(self.function).__name__)
+            warnings.warn(
+                f"{name}: is recomputed by a checkpoint that is not reentrant, for which wrap_reentrant does nothing, "
+                f"so mode {self.mode!r} is not applied. Give that checkpoint "
+                f"context_fn=ac_moe.context_fn({self.mode!r}) instead, or use_reentrant=True",
+                stacklevel=3,
+            )
+        return None

@@ -68,7 +68,9 @@ class Stats(Counts):
         return tuple(name for name, layer in self.layers.items() if layer.unserved and not layer.served)
 
     def __str__(self) -> str:
-        rows = {**self.layers, "total": self}
+        # Only layers of which an output was kept: routers have pins alone, which are told below.
+        rows = {name: row for name, row in self.layers.items() if row.stored or row.live_entries or row.served}
+        rows["total"] = self
         names = max(len(name) for name in ("layer", *rows))
         lines = [f"{'layer':{names}}  stored  served  KiB kept  collectives  GEMMs skipped  live"]
         lines += [
@@ -76,6 +78,8 @@ class Stats(Counts):
             f"{row.collectives_skipped:11}  {row.gemms_skipped:13}  {row.live_entries:4}"
             for name, row in rows.items()
         ]
+        if self.pinned_bytes:
+            lines.append(f"routing kept: {self.pinned_bytes / 1024:.1f} KiB")
         if self.only_memory:
             lines.append(f"only memory, nothing served: {', '.join(self.only_memory)}: {_WHY}")
         return "\n".join(lines)

@@ -76,11 +76,16 @@ class Dispatcher(abc.ABC):
 
     Raises:
         ValueError: `num_experts` is not a positive integer.
+        TypeError: `group` is no process group.
     """
 
     def __init__(self, num_experts: int, group: dist.ProcessGroup | None = None, *, name: str | None = None) -> None:
         if not isinstance(num_experts, int) or num_experts < 1:
             raise ValueError(f"num_experts: {num_experts!r} is not a positive integer")
+        # What new_group returns to ranks outside of the group is no process group either; local_experts refuses it.
+        outside = group is dist.GroupMember.NON_GROUP_MEMBER
+        if not (group is None or outside or isinstance(group, dist.ProcessGroup)):
+            raise TypeError(f"group: {type(group).__name__} is not a ProcessGroup; of a mesh, give mesh.get_group()")
         self.num_experts = num_experts
         self.group = group
         self._site = Site(type(self).__name__, name)
@@ -120,6 +125,7 @@ class Dispatcher(abc.ABC):
         Raises:
             ValueError: a shape, dtype or device does not fit, `num_experts` does not fit the group, or an expert id is
                 out of range.
+            TypeError: an argument is no tensor.
             RecomputeRoutingMismatchError: on every rank of the group, if in the recompute of a checkpointed block with
                 an ac-moe context any rank routes otherwise than in the forward.
             RecomputeCacheError: the recompute calls `dispatch` more often than the forward did.
@@ -153,8 +159,14 @@ class Dispatcher(abc.ABC):
 
         Raises:
             ValueError: `rows` has another number of rows than `dispatched.rows`.
+            TypeError: `dispatched` is not what `dispatch` returns, or `rows` no tensor.
             RecomputeCacheError, RecomputeRoutingMismatchError: in a recompute; see `ac_moe.errors`.
         """
+        if not isinstance(dispatched, Dispatched):
+            raise TypeError(
+                f"dispatched: {type(dispatched).__name__} is not what dispatch returned; call combine(rows, dispatched)"
+            )
+        _check_is_tensor("rows", rows)
         expected = dispatched.rows.shape[0]
         if rows.ndim != 2 or rows.shape[0] != expected:
             raise ValueError(f"rows: shape {list(rows.shape)} does not fit; expected [{expected}, hidden]")
@@ -214,7 +226,14 @@ class _Dispatch(torch.autograd.Function):
         return *exchange_of(ctx).send_back(rows, weights, (for_tokens, for_weights)), None
 
 
+def _check_is_tensor(name: str, value: object) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name}: {type(value).__name__} is not a tensor")
+
+
 def _check_inputs(tokens: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor) -> None:
+    for name, value in (("tokens", tokens), ("expert_ids", expert_ids), ("weights", weights)):
+        _check_is_tensor(name, value)
     if tokens.ndim != 2 or not tokens.is_floating_point():
         raise ValueError(f"tokens: {_told(tokens)} does not fit; expected floating [tokens, hidden]")
     integral = not (expert_ids.is_floating_point() or expert_ids.is_complex() or expert_ids.dtype == torch.bool)

@@ -60,6 +60,19 @@ def check_division(layers: list[Experts], mesh: DeviceMesh) -> None:
         )
 
 
+def check_replicas(mesh: DeviceMesh, ep_mesh: DeviceMesh) -> None:
+    """Raises TypeError or ValueError unless the ranks of `mesh` hold copies of this rank's experts."""
+    example = 'mesh["replica"] of init_device_mesh(device, (world // ep, ep), mesh_dim_names=("replica", "ep"))'
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"mesh: {type(mesh).__name__} is not a DeviceMesh; give {example}")
+    others = set(mesh.mesh.flatten().tolist()) & set(ep_mesh.mesh.flatten().tolist()) - {dist.get_rank()}
+    if others:
+        raise ValueError(
+            f"mesh: {mesh} holds ranks {sorted(others)}, which have other experts than rank {dist.get_rank()}; give "
+            f"the ranks with copies of the same experts: {example}"
+        )
+
+
 def check_tail(layers: list[Experts], dispatcher: str, experts: str, activation_checkpointing: bool) -> None:
     """Raises MoETailError with every condition of `moe_tail` that some layer does not meet."""
     check_moe_tail(

@@ -1,12 +1,14 @@
 """The forwards that take the place of those of experts and router, on the instances of one model."""
 
+import warnings
 from typing import Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from ac_moe.cache.region import Site
+from ac_moe.cache.engine import running_node
+from ac_moe.cache.region import Site, in_region
 from ac_moe.dispatch.base import Dispatched, Dispatcher
 from ac_moe.experts import down_projection, grouped_mm
 from ac_moe.parallel.discovery import Experts
@@ -28,6 +30,14 @@ from ac_moe.routing import counted_once, pin
 # the rows, autograd keeps them for the weight's gradient, and `moe_tail` is refused.
 
 
+_FORGOTTEN = (
+    "experts shared out by ac_moe.parallelize are recomputed by a checkpoint without an ac-moe context: "
+    "dispatcher_recompute_cache is not applied, and routing is neither kept nor compared. Give the checkpoint the "
+    'context of what parallelize returned: model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": '
+    "sharded.context_fn})"
+)
+
+
 class ExpertsForward:
     """`forward(hidden_states, top_k_index, top_k_weights)` of experts whose parameters are sharded.
 
@@ -45,6 +55,7 @@ class ExpertsForward:
 
     def __call__(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor):
         """`[tokens, hidden]`, `[tokens, top_k]` twice, to `[tokens, hidden]` in the dtype of `hidden_states`."""
+        _warn_without_context()
         ids, weights = pin(self._routing, top_k_index), pin(self._routing, top_k_weights)
         sent = self.dispatcher.dispatch(hidden_states, ids, weights)
         return self._compute_and_combine(sent).to(hidden_states.dtype)
@@ -79,6 +90,12 @@ class ExpertsForward:
         self, inner: torch.Tensor, down: torch.Tensor, offsets: torch.Tensor, sent: Dispatched
     ) -> torch.Tensor:
         return self.dispatcher.combine(down_projection(inner, down, offsets, padded=False), sent)
+
+
+@torch.compiler.disable(reason="autograd's engine is asked")
+def _warn_without_context() -> None:
+    if running_node() is not None and torch.is_grad_enabled() and not in_region():
+        warnings.warn(_FORGOTTEN, stacklevel=3)
 
 
 class RouterForward:

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from ac_moe.cache.contexts import ContextFn, Mode, context_fn
+from ac_moe.parallel.checks import check_replicas
 from ac_moe.parallel.discovery import Experts, alike
 
 ADVICE = (
@@ -57,7 +58,15 @@ class ExpertParallel:
             options: of `torch.distributed.fsdp.fully_shard`. Inputs are not cast (`cast_forward_inputs` of a mixed
                 precision policy is off): experts compute in the dtype of their weights whatever they are given, and the
                 router's weights keep their precision.
+
+        Raises:
+            TypeError: `mesh` is no mesh.
+            ValueError: `mesh` holds other ranks of the expert-parallel mesh, or the experts are units already.
         """
+        check_replicas(mesh, self.mesh)
+        for layer in self.layers:
+            if isinstance(layer.module, FSDPModule):
+                raise ValueError(f"{layer.name}: is a unit of FSDP2 already; call fully_shard_experts once")
         policy = options.get("mp_policy", MixedPrecisionPolicy())
         options["mp_policy"] = dataclasses.replace(policy, cast_forward_inputs=False)
         for layer in self.layers:
