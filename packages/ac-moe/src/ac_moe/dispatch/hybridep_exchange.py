@@ -35,8 +35,8 @@ class HybridEPExchange:
     it. It lives as long as the autograd nodes that need it, and the region of the block that it is kept for.
 
     Args:
-        expert_ids: int64 `[tokens, top_k]`, in range and different for each token. It is not copied, so a change in place
-            is an error.
+        expert_ids: int64 `[tokens, top_k]`, in range and different for each token. Not copied, so a change in place is
+            an error.
         sent_tokens: how many tokens the buffer is given; those beyond `tokens` go nowhere.
         pad_multiple: of each expert's block, None for no padding.
     """
