@@ -1,14 +1,15 @@
 """The context pair that `torch.utils.checkpoint` takes, for the recompute cache."""
 
-import dataclasses
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Literal, TypeAlias, get_args
 
-from torch.utils.checkpoint import noop_context_fn
+from torch.utils.checkpoint import create_selective_checkpoint_contexts, noop_context_fn
 
 from ac_moe._choices import choice_mistake
+from ac_moe.cache.modes import dynamo_is_tracing
 from ac_moe.cache.region import Activation, Phase, Region
 
 ContextPair: TypeAlias = tuple[AbstractContextManager[object], AbstractContextManager[object]]
@@ -47,7 +48,7 @@ def context_fn(mode: Mode, inner: ContextFn | None = None, *, pin_routing: bool 
     if mode == "none" and not pin_routing:
         # Not a pair of empty contexts: checkpoint(debug=True) and torch.compile accept these two and nothing else.
         return noop_context_fn if inner is None else inner
-    return _CacheContextFn(mode, inner)
+    return functools.partial(_contexts, mode, inner)
 
 
 def check_mode(mode: object) -> None:
@@ -57,15 +58,23 @@ def check_mode(mode: object) -> None:
         raise ValueError(mistake)
 
 
-@dataclasses.dataclass(frozen=True)
-class _CacheContextFn:
-    mode: str
-    inner: ContextFn | None
+# NOTE [ A checkpoint that torch.compile looks at ]
+#
+# 1. Dynamo takes functions and `functools.partial`s of them as `context_fn` and fails, without falling back to Python,
+#    on other callables. So `context_fn` returns a partial, not an object of a class with a name of its own.
+# 2. A block with an MoE layer breaks the graph, for whatever asks for a region is under `torch.compiler.disable`. Then
+#    Python runs the checkpoint, and what is in the block is compiled piece by piece.
+# 3. A block that becomes one graph holds no MoE layer. Of it torch wants two TorchDispatchModes, those of a selective
+#    policy; one that saves nothing does what a checkpoint does.
+_save_nothing = functools.partial(create_selective_checkpoint_contexts, [])
 
-    def __call__(self) -> ContextPair:
-        forward, recompute = (None, None) if self.inner is None else self.inner()
-        region = Region(self.mode)
-        return RegionContext(region, Phase.FORWARD, forward), RegionContext(region, Phase.RECOMPUTE, recompute)
+
+def _contexts(mode: str, inner: ContextFn | None) -> ContextPair:
+    if dynamo_is_tracing():
+        return (inner or _save_nothing)()
+    forward, recompute = (None, None) if inner is None else inner()
+    region = Region(mode)
+    return RegionContext(region, Phase.FORWARD, forward), RegionContext(region, Phase.RECOMPUTE, recompute)
 
 
 class RegionContext:
