@@ -79,7 +79,7 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         logit_scale: positive number that multiplies ``hidden @ weight.T + bias``, before the softcap (Cohere's
             ``logit_scale``, the inverse of Granite's ``logits_scaling``).
         grad_mode: ``"forward"`` computes the gradients with the loss and keeps them for the backward: three GEMMs. Not
-            for ``"none"``, nor in fp16. ``"recompute"`` keeps nothing but the inputs and computes the logits again in
+            for ``"none"``, nor where products or gradients are fp16. ``"recompute"`` keeps nothing but the inputs and computes the logits again in
             the backward: four GEMMs, and the least memory at any time. ``"auto"`` is ``"forward"`` where possible.
         strict_nan: whether the mean over no label at all is NaN, as in ``torch.nn.functional.cross_entropy``, instead
             of 0; the gradients are exactly 0 either way.
@@ -170,12 +170,6 @@ def compute(
         local = localize(hidden, weight, labels, bias, groups=groups, autocast=autocast)
         hidden, weight, labels, bias, vocabulary, saving = local
     check_tensors(hidden, weight, labels, bias, autocast)
-    gemm_dtype = autocast or hidden.dtype
-    if grad_mode == "forward" and gemm_dtype == torch.float16:
-        raise ValueError(
-            "grad_mode: 'forward' rounds the gradients to float16 before the backward brings the loss scale, and most "
-            "would be lost; use 'auto' or 'recompute', or compute the loss in bfloat16 or float32"
-        )
     if accum == "main_grad" and weight.requires_grad and torch.is_grad_enabled():
         main_grad_of(weight)
     vocab = weight.shape[0] if vocabulary is None else vocabulary.size
@@ -187,7 +181,7 @@ def compute(
         divisor = float(max(rows.labels.numel(), 1))
     job = Job(
         objective=objective,
-        gemm_dtype=gemm_dtype,
+        gemm_dtype=autocast or hidden.dtype,
         accum=accum,
         grad_mode=grad_mode,
         labels=rows.labels,
@@ -195,6 +189,11 @@ def compute(
         divisor=divisor,
         vocabulary=vocabulary,
     )
+    if grad_mode == "forward" and job.rounds_to_float16(hidden, weight, bias):
+        raise ValueError(
+            "grad_mode: 'forward' rounds the gradients to float16 before the backward brings the loss scale, and most "
+            "would be lost; use 'auto' or 'recompute', or compute the loss on bfloat16 or float32 tensors"
+        )
     flat = hidden.reshape(labels.numel(), weight.shape[1])
     kind = "none" if reduction == "none" else "sum"
     with saving:

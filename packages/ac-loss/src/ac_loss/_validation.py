@@ -2,6 +2,7 @@
 
 import math
 import sys
+from numbers import Real
 from typing import NamedTuple
 
 import torch
@@ -100,11 +101,12 @@ def check_tensors(
         if tensor.dtype not in _FLOATS:
             raise ValueError(f"{name}: must be float64, float32, bfloat16 or float16, got {tensor.dtype}; convert it")
         if gemm_dtype is None and tensor.dtype != hidden.dtype:
-            raise ValueError(
-                f"{name}: is {tensor.dtype} and hidden is {hidden.dtype}; convert one to the other, or run under "
-                "torch.autocast"
-            )
+            remedy = ", or run under torch.autocast" if hidden.dtype != torch.float64 else " (autocast leaves float64)"
+            raise ValueError(f"{name}: is {tensor.dtype} and hidden is {hidden.dtype}; convert one to the other{remedy}")
     for name, tensor in named.items():
+        if tensor.layout != torch.strided or tensor.is_meta:
+            what = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout}"
+            raise ValueError(f"{name}: is {what}, and a dense tensor with values is needed")
         if tensor.device != hidden.device:
             raise ValueError(f"{name}: is on {tensor.device} and hidden on {hidden.device}; move one to the other")
 
@@ -151,7 +153,8 @@ def _divisor(num_label_tokens: int | float | torch.Tensor | None) -> float | Non
         if value.dim():
             raise ValueError(f"num_label_tokens: must be a 0-d tensor, got {list(value.shape)}; sum it first")
         value = value.item()
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
+    # Real, not int and float: numpy counts in types of its own.
+    if not isinstance(value, Real) or isinstance(value, bool):
         raise ValueError(f"num_label_tokens: must be a number or a 0-d tensor, got {num_label_tokens!r}")
     if not 0 < value < math.inf:
         raise ValueError(

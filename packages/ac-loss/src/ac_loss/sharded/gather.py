@@ -75,7 +75,8 @@ def layout(name: str, tensor: DTensor, roles: Sequence[Role | None], grad_reduce
 
 def gather(tensor: DTensor, lay: Layout, dtype: torch.dtype) -> torch.Tensor:
     """The plain tensor that this rank computes with, in ``dtype``; differentiable, as the NOTE above says."""
-    return _Gather.apply(tensor, lay, dtype)
+    # Under inference_mode a DTensor cannot be detached, which the function below does.
+    return _Gather.apply(tensor, lay, dtype) if torch.is_grad_enabled() else _whole(tensor, lay, dtype)
 
 
 class _Gather(torch.autograd.Function):

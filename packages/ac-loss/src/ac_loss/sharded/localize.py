@@ -86,7 +86,8 @@ def localize(
     saving: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
     if head.weight is not None:
         sharded, weight = weight, gather(weight, head.weight, weight_dtype)
-        saving = kept_sharded(weight, sharded, head.weight)
+        if torch.is_grad_enabled():
+            saving = kept_sharded(weight, sharded, head.weight)
     if head.bias is not None:
         bias = gather(bias, head.bias, bias_dtype)
 
