@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -129,3 +130,24 @@ def _gradients(
     loss = function(**leaves, labels=inputs["labels"], **options)
     (loss * upstream).sum().backward()
     return loss.detach(), {k: v.grad for k, v in leaves.items()}
+
+
+@pytest.fixture(scope="session")
+def peak_bytes() -> Callable[..., int]:
+    return _peak_bytes
+
+
+def _peak_bytes(function: Callable[..., torch.Tensor], inputs: dict[str, torch.Tensor], **options: Any) -> int:
+    """Most bytes held at a time by forward and backward on the CPU, beyond inputs and gradients.
+
+    Inputs that already require a gradient, or labels, are taken as they are; the others are made to.
+    """
+    leaves = {k: v if k == "labels" else v.requires_grad_() for k, v in inputs.items()}
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        function(**leaves, **options).sum().backward()
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most - sum(t.grad.nbytes for t in leaves.values() if t.grad is not None)

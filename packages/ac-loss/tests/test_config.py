@@ -26,8 +26,8 @@ def test_defaults():
     ("field", "value", "message"),
     [
         ("kind", "fusd", "kind: 'fusd' is not one of 'fused', 'plain'"),
-        ("backend", "trition", "backend: 'trition' is not one of 'auto', 'torch'"),
-        ("backend", None, "backend: None is not one of 'auto', 'torch'"),
+        ("backend", "trition", "backend: 'trition' is not one of 'auto', 'torch', 'triton', 'liger', 'cce', 'native'"),
+        ("backend", None, "backend: None is not one of 'auto', 'torch', 'triton', 'liger', 'cce', 'native'"),
         ("accum", "bf16", "accum: 'bf16' is not one of 'fp32', 'param', 'main_grad'"),
         ("grad_mode", "backward", "grad_mode: 'backward' is not one of 'auto', 'forward', 'recompute'"),
         ("ignore_index", "-100", "ignore_index: '-100' is not an integer"),

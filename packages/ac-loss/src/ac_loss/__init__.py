@@ -7,6 +7,7 @@ do not import torch and command lines that only read settings start at once.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ac_loss._explain import Explanation, explain
     from ac_loss._functional import linear_cross_entropy
     from ac_loss._module import FusedLinearCrossEntropy
     from ac_loss._statistics import TokenStatistics, token_statistics
@@ -15,9 +16,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Explanation",
     "FusedLinearCrossEntropy",
     "LossConfig",
     "TokenStatistics",
+    "explain",
     "linear_cross_entropy",
     "remove_fused_loss",
     "token_statistics",
@@ -25,9 +28,11 @@ __all__ = [
 ]
 
 _HOME = {
+    "Explanation": "ac_loss._explain",
     "FusedLinearCrossEntropy": "ac_loss._module",
     "LossConfig": "ac_loss.config",
     "TokenStatistics": "ac_loss._statistics",
+    "explain": "ac_loss._explain",
     "linear_cross_entropy": "ac_loss._functional",
     "remove_fused_loss": "ac_loss.huggingface",
     "token_statistics": "ac_loss._statistics",

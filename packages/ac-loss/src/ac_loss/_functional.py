@@ -6,11 +6,18 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
+from ac_loss import backends
 from ac_loss._job import Job
 from ac_loss._main_grad import main_grad_of
 from ac_loss._objective import Objective
-from ac_loss._validation import autocast_dtype, check_tensors, is_sharded, refuse_sharded, select_rows
-from ac_loss.backends import torch_backend
+from ac_loss._validation import (
+    autocast_dtype,
+    check_tensors,
+    is_sharded,
+    refuse_sharded,
+    rounds_to_float16,
+    select_rows,
+)
 from ac_loss.config import (
     Accum,
     Backend,
@@ -70,7 +77,9 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         z_loss: coefficient of ``logsumexp(logits) ** 2`` added to each token's loss (PaLM, arXiv:2204.02311).
         num_label_tokens: positive number or 0-d tensor that divides the sum of the losses under ``"sum"`` and
             ``"mean"`` alike: the labels that count over all ranks and gradient-accumulation steps.
-        backend: ``"torch"``, or ``"auto"``, which is ``"torch"`` in this version.
+        backend: ``"auto"``: ``"triton"`` on NVIDIA GPUs where it is installed and can compute the call, else
+            ``"torch"``. By name one of these, ``"liger"``, ``"cce"`` or ``"native"``; one that cannot compute the call
+            as asked is an error, and no other stands in. :func:`ac_loss.explain` says which would run and why.
         accum: where the weight gradient is summed over chunks of tokens: ``"fp32"``; ``"param"``, in the parameter's
             own dtype, which needs less memory and in bf16 loses accuracy as chunks grow in number; ``"main_grad"``,
             which adds it to the fp32 ``weight.main_grad`` in the backward and returns none through autograd
@@ -79,8 +88,9 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         logit_scale: positive number that multiplies ``hidden @ weight.T + bias``, before the softcap (Cohere's
             ``logit_scale``, the inverse of Granite's ``logits_scaling``).
         grad_mode: ``"forward"`` computes the gradients with the loss and keeps them for the backward: three GEMMs. Not
-            for ``"none"``, nor where products or gradients are fp16. ``"recompute"`` keeps nothing but the inputs and computes the logits again in
-            the backward: four GEMMs, and the least memory at any time. ``"auto"`` is ``"forward"`` where possible.
+            for ``"none"``, nor where products or gradients are fp16. ``"recompute"`` keeps nothing but the inputs and
+            computes the logits again in the backward: four GEMMs, and the least memory at any time. ``"auto"`` is
+            ``"forward"`` where possible.
         strict_nan: whether the mean over no label at all is NaN, as in ``torch.nn.functional.cross_entropy``, instead
             of 0; the gradients are exactly 0 either way.
         grad_reduce_group: the ranks that hold different tokens. The gradient of a ``DTensor`` weight is reduced over
@@ -103,24 +113,20 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         TypeError: a tensor argument is not a tensor.
         ValueError: an option, shape, dtype or device is wrong; names it, the constraint and the remedy.
     """
-    check_choice("backend", backend, get_args(Backend))
-    check_choice("accum", accum, get_args(Accum))
-    check_choice("reduction", reduction, get_args(Reduction))
-    check_integer("ignore_index", ignore_index)
-    if softcap is not None:
-        check_number("softcap", softcap, above_zero=True)
-    check_number("label_smoothing", label_smoothing, most=1.0)
-    check_number("z_loss", z_loss)
-    check_number("logit_scale", logit_scale, above_zero=True)
-    check_grad_mode(grad_mode, reduction)
+    objective = check_options(
+        backend=backend,
+        accum=accum,
+        reduction=reduction,
+        ignore_index=ignore_index,
+        softcap=softcap,
+        label_smoothing=label_smoothing,
+        z_loss=z_loss,
+        logit_scale=logit_scale,
+        grad_mode=grad_mode,
+        num_label_tokens=num_label_tokens,
+    )
     check_flag("strict_nan", strict_nan)
-    if reduction == "none" and num_label_tokens is not None:
-        raise ValueError("num_label_tokens: divides a sum, and reduction 'none' makes none; divide the result instead")
     check_choice("grad_reduce", grad_reduce, get_args(GradReduce))
-    if isinstance(num_label_tokens, torch.Tensor):
-        refuse_sharded(num_label_tokens=num_label_tokens)
-
-    objective = Objective(logit_scale=logit_scale, softcap=softcap, label_smoothing=label_smoothing, z_loss=z_loss)
     compute_here = compute
     if torch.compiler.is_compiling():
         from ac_loss._uncompiled import compute as compute_here
@@ -135,11 +141,53 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         num_label_tokens=num_label_tokens,
         accum=accum,
         grad_mode=grad_mode,
+        backend=backend,
         strict_nan=strict_nan,
         grad_reduce_group=grad_reduce_group,
         grad_reduce=grad_reduce,
         vocab_parallel_group=vocab_parallel_group,
     )
+
+
+def check_options(
+    *,
+    backend: Backend,
+    accum: Accum,
+    reduction: Reduction,
+    ignore_index: int,
+    softcap: float | None,
+    label_smoothing: float,
+    z_loss: float,
+    logit_scale: float,
+    grad_mode: GradMode,
+    num_label_tokens: int | torch.Tensor | None,
+) -> Objective:
+    """What is minimised; raises ``ValueError`` on options of the loss that are wrong by themselves."""
+    check_choice("backend", backend, get_args(Backend))
+    check_choice("accum", accum, get_args(Accum))
+    check_choice("reduction", reduction, get_args(Reduction))
+    check_integer("ignore_index", ignore_index)
+    if softcap is not None:
+        check_number("softcap", softcap, above_zero=True)
+    check_number("label_smoothing", label_smoothing, most=1.0)
+    check_number("z_loss", z_loss)
+    check_number("logit_scale", logit_scale, above_zero=True)
+    check_grad_mode(grad_mode, reduction)
+    if reduction == "none" and num_label_tokens is not None:
+        raise ValueError("num_label_tokens: divides a sum, and reduction 'none' makes none; divide the result instead")
+    if isinstance(num_label_tokens, torch.Tensor):
+        refuse_sharded(num_label_tokens=num_label_tokens)
+
+    return Objective(logit_scale=logit_scale, softcap=softcap, label_smoothing=label_smoothing, z_loss=z_loss)
+
+
+def check_float16(grad_mode: GradMode, gemm_dtype: torch.dtype, *inputs: torch.Tensor | None) -> None:
+    """Raise ``ValueError`` where gradients would be lost before they are scaled."""
+    if grad_mode == "forward" and rounds_to_float16(gemm_dtype, *inputs):
+        raise ValueError(
+            "grad_mode: 'forward' rounds the gradients to float16 before the backward brings the loss scale, and most "
+            "would be lost; use 'auto' or 'recompute', or compute the loss on bfloat16 or float32 tensors"
+        )
 
 
 def compute(
@@ -154,6 +202,7 @@ def compute(
     num_label_tokens: int | torch.Tensor | None,
     accum: Accum,
     grad_mode: GradMode,
+    backend: Backend,
     strict_nan: bool,
     grad_reduce_group: "ProcessGroup | None",
     grad_reduce: GradReduce,
@@ -170,6 +219,8 @@ def compute(
         local = localize(hidden, weight, labels, bias, groups=groups, autocast=autocast)
         hidden, weight, labels, bias, vocabulary, saving = local
     check_tensors(hidden, weight, labels, bias, autocast)
+    gemm_dtype = autocast or hidden.dtype
+    check_float16(grad_mode, gemm_dtype, hidden, weight, bias)
     if accum == "main_grad" and weight.requires_grad and torch.is_grad_enabled():
         main_grad_of(weight)
     vocab = weight.shape[0] if vocabulary is None else vocabulary.size
@@ -181,7 +232,7 @@ def compute(
         divisor = float(max(rows.labels.numel(), 1))
     job = Job(
         objective=objective,
-        gemm_dtype=autocast or hidden.dtype,
+        gemm_dtype=gemm_dtype,
         accum=accum,
         grad_mode=grad_mode,
         labels=rows.labels,
@@ -189,15 +240,10 @@ def compute(
         divisor=divisor,
         vocabulary=vocabulary,
     )
-    if grad_mode == "forward" and job.rounds_to_float16(hidden, weight, bias):
-        raise ValueError(
-            "grad_mode: 'forward' rounds the gradients to float16 before the backward brings the loss scale, and most "
-            "would be lost; use 'auto' or 'recompute', or compute the loss on bfloat16 or float32 tensors"
-        )
     flat = hidden.reshape(labels.numel(), weight.shape[1])
     kind = "none" if reduction == "none" else "sum"
     with saving:
-        loss = torch_backend.run(job, flat, weight, bias, reduction=kind)
+        loss = backends.run(backend, job, flat, weight, bias, reduction=kind)
     if reduction == "none":
         return loss.reshape(labels.shape)
     nothing = strict_nan and reduction == "mean" and num_label_tokens is None and not rows.labels.numel()

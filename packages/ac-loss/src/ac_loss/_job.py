@@ -38,12 +38,6 @@ class Job:
     divisor: float = 1.0
     vocabulary: "VocabShard | None" = None
 
-    def rounds_to_float16(self, *inputs: torch.Tensor | None) -> bool:
-        """Whether the gradients of ``inputs`` are rounded to float16, which has no room for them without the loss scale
-        that only the backward knows."""
-        dtypes = {tensor.dtype for tensor in inputs if tensor is not None and tensor.requires_grad}
-        return torch.float16 in {self.gemm_dtype, *dtypes}
-
     @property
     def loss_dtype(self) -> torch.dtype:
         return torch.promote_types(self.gemm_dtype, torch.float32)

@@ -21,7 +21,7 @@ class FusedLinearCrossEntropy(nn.Module):
         reduction: ``"sum"``, ``"mean"`` or ``"none"``.
         label_smoothing: as in ``torch.nn.functional.cross_entropy``, 0 to 1.
         z_loss: coefficient of ``logsumexp(logits) ** 2``.
-        backend: ``"auto"`` or ``"torch"``.
+        backend: ``"auto"``, or the name of one; see :func:`ac_loss.linear_cross_entropy`.
         accum: ``"fp32"``, ``"param"`` or ``"main_grad"``: where the weight gradient is summed.
         logit_scale: positive number that multiplies the logits, before the softcap.
         grad_mode: ``"auto"``, ``"forward"`` or ``"recompute"``: when gradients are computed.

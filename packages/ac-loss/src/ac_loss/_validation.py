@@ -44,11 +44,14 @@ def refuse_sharded(**tensors: torch.Tensor | None) -> None:
             )
 
 
-def autocast_dtype(hidden: torch.Tensor) -> torch.dtype | None:
-    """The dtype autocast wants for matrix products here, None where it is off. It never touches fp64."""
+def autocast_dtype(hidden: torch.Tensor, device: str | None = None) -> torch.dtype | None:
+    """The dtype autocast wants for matrix products on ``device``, by default hidden's; None where it is off.
+
+    It never touches fp64.
+    """
     if not isinstance(hidden, torch.Tensor) or hidden.dtype == torch.float64:
         return None
-    device = hidden.device.type
+    device = device or hidden.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return None
@@ -104,11 +107,17 @@ def check_tensors(
             remedy = ", or run under torch.autocast" if hidden.dtype != torch.float64 else " (autocast leaves float64)"
             raise ValueError(f"{name}: is {tensor.dtype} and hidden is {hidden.dtype}; convert one to the other{remedy}")
     for name, tensor in named.items():
-        if tensor.layout != torch.strided or tensor.is_meta:
-            what = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout}"
-            raise ValueError(f"{name}: is {what}, and a dense tensor with values is needed")
+        if tensor.layout != torch.strided:
+            raise ValueError(f"{name}: is of layout {tensor.layout}; call {name}.to_dense()")
         if tensor.device != hidden.device:
             raise ValueError(f"{name}: is on {tensor.device} and hidden on {hidden.device}; move one to the other")
+
+
+def rounds_to_float16(gemm_dtype: torch.dtype, *inputs: torch.Tensor | None) -> bool:
+    """Whether gradients of ``inputs`` are rounded to float16: it has no room for them without the loss scale, which
+    only the backward knows."""
+    wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad and torch.is_grad_enabled()]
+    return torch.float16 in {gemm_dtype, *(tensor.dtype for tensor in wanted)}
 
 
 def select_rows(
@@ -124,8 +133,10 @@ def select_rows(
 
     Raises:
         IndexError: a label that is neither in range nor ``ignore_index``.
-        ValueError: ``num_label_tokens`` is not positive, or not 0-d.
+        ValueError: ``num_label_tokens`` is not positive, or not 0-d; or ``labels`` have no values.
     """
+    if labels.is_meta:
+        raise ValueError("labels: are on the meta device, where they have no values; ac_loss.explain takes such tensors")
     number = _divisor(num_label_tokens)
     flat = labels.reshape(-1).to(torch.int64, copy=True)
     if not flat.numel():

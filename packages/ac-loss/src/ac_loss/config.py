@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Kind = Literal["fused", "plain"]
-Backend = Literal["auto", "torch"]
+Backend = Literal["auto", "torch", "triton", "liger", "cce", "native"]
 Accum = Literal["fp32", "param", "main_grad"]
 GradReduce = Literal["avg", "sum"]
 GradMode = Literal["auto", "forward", "recompute"]
@@ -57,7 +57,8 @@ class LossConfig:
 
     Attributes:
         kind: ``"fused"`` computes the loss from hidden states and the head's weight; ``"plain"`` from the logits.
-        backend: implementation of the fused loss. ``"auto"`` picks the best one available.
+        backend: implementation of the fused loss. ``"auto"`` is ``"triton"`` on NVIDIA GPUs where that can compute the
+            call, else ``"torch"``; one that is named and cannot is an error.
         accum: where the weight gradient is summed over chunks of tokens: ``"fp32"``; ``"param"``, in the parameter's
             own dtype (less memory; in bf16 the error grows with the number of chunks); ``"main_grad"``, added to the
             fp32 ``main_grad`` that the weight's owner keeps (Megatron-core's DistributedDataParallel).

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ac_moe import experts, reference, routing
+    from ac_moe import experts, megatron, reference, routing
     from ac_moe.cache.contexts import context_fn
     from ac_moe.cache.reentrant import wrap_reentrant
     from ac_moe.cache.stats import Stats, reset_stats, stats
@@ -36,6 +36,7 @@ __all__ = [
     "__version__",
     "context_fn",
     "experts",
+    "megatron",
     "parallelize",
     "reference",
     "reset_stats",
@@ -60,7 +61,7 @@ _HOME = {
     "stats": "ac_moe.cache.stats",
     "wrap_reentrant": "ac_moe.cache.reentrant",
 }
-_SUBMODULES = ("config", "errors", "experts", "reference", "routing")
+_SUBMODULES = ("config", "errors", "experts", "megatron", "reference", "routing")
 
 
 def __getattr__(name: str) -> object:

@@ -224,6 +224,11 @@ def active(phase: Phase, mode: str) -> bool:
     return False
 
 
+def in_region() -> bool:
+    """Whether a region is active on this thread, in either phase."""
+    return bool(_threads.stack)
+
+
 class _Threads(threading.local):
     def __init__(self) -> None:
         self.stack: list[Activation] = []

@@ -15,6 +15,7 @@ import torch
 
 from ac_loss._job import Job
 from ac_loss._main_grad import main_grad_of, mark_added
+from ac_loss._validation import rounds_to_float16
 from ac_loss.backends.torch_backend.chunking import block_rows, chunk_rows, spans
 from ac_loss.backends.torch_backend.gradients import Gradients, GradientSums, Wanted, add_scaled
 from ac_loss.backends.torch_backend.guards import autocast_off, refuse_double_backward, take_saved
@@ -141,7 +142,7 @@ def run(
         A scalar, or for ``"none"`` ``[N]`` with 0 at rows that do not count; fp32, or fp64 for fp64 products.
     """
     inputs = (hidden, weight, bias)
-    if reduction == "sum" and job.grad_mode != "recompute" and not job.rounds_to_float16(*inputs):
+    if reduction == "sum" and job.grad_mode != "recompute" and not rounds_to_float16(job.gemm_dtype, *inputs):
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
             return _GradInForward.apply(*inputs, job)
         return _sweep(job, *inputs).sum().div_(job.divisor)
