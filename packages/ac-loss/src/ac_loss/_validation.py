@@ -104,8 +104,10 @@ def check_tensors(
         if tensor.dtype not in _FLOATS:
             raise ValueError(f"{name}: must be float64, float32, bfloat16 or float16, got {tensor.dtype}; convert it")
         if gemm_dtype is None and tensor.dtype != hidden.dtype:
-            remedy = ", or run under torch.autocast" if hidden.dtype != torch.float64 else " (autocast leaves float64)"
-            raise ValueError(f"{name}: is {tensor.dtype} and hidden is {hidden.dtype}; convert one to the other{remedy}")
+            autocast = "autocast leaves it alone" if hidden.dtype == torch.float64 else "or run under torch.autocast"
+            raise ValueError(
+                f"{name}: is {tensor.dtype} and hidden is {hidden.dtype}; convert one to the other, {autocast}"
+            )
     for name, tensor in named.items():
         if tensor.layout != torch.strided:
             raise ValueError(f"{name}: is of layout {tensor.layout}; call {name}.to_dense()")
@@ -136,7 +138,7 @@ def select_rows(
         ValueError: ``num_label_tokens`` is not positive, or not 0-d; or ``labels`` have no values.
     """
     if labels.is_meta:
-        raise ValueError("labels: are on the meta device, where they have no values; ac_loss.explain takes such tensors")
+        raise ValueError("labels: are on the meta device and have no values; ac_loss.explain takes such tensors")
     number = _divisor(num_label_tokens)
     flat = labels.reshape(-1).to(torch.int64, copy=True)
     if not flat.numel():

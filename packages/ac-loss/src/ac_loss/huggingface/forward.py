@@ -46,12 +46,14 @@ class FusedForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if args and args[0] is self.model:
             args = args[1:]
-        if self.running == threading.get_ident() or not (self.model.training and torch.is_grad_enabled()):
+        if not (self.model.training and torch.is_grad_enabled()):
             return self._original(*args, **kwargs)
         if torch.compiler.is_compiling():
             from ac_loss.huggingface._uncompiled import refuse_compiled
 
             refuse_compiled(self.model)
+        if self.running == threading.get_ident():
+            return self._original(*args, **kwargs)
         if not self._has_labels(args, kwargs):
             self._warn_of_logits()
             return self._original(*args, **kwargs)

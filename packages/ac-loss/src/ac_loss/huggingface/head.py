@@ -105,7 +105,7 @@ def _refuse_taken(path: str, head: nn.Module, origin: Origin) -> None:
         other = taken.origin
         where = "in another thread" if other.thread != origin.thread else "around this one"
         raise FusedLossError(
-            f"{origin.model}: its head '{path}' is in use by a training forward of {other.model} {where}, which has the "
+            f"{origin.model}: its head '{path}' is in use by a training forward of {other.model} {where}, with the "
             "fused loss as well. Of models inside of one another, or with one head, only the outermost can have it "
             "(ac_loss.huggingface.remove_fused_loss(inner)); of threads, one at a time can train a model"
         )

@@ -51,8 +51,8 @@ def add_loss_method(head: nn.Linear, name: str = "loss", **options: Any) -> None
         value = getattr(self, in_unit)(hidden, labels, **given)
         if value.dtype.itemsize < 4:
             raise ValueError(
-                f"{name}: the FSDP2 unit of the head rounds the loss to {value.dtype}, which would cost it its accuracy; "
-                "give that unit an mp_policy without output_dtype"
+                f"{name}: the FSDP2 unit of the head rounds the loss to {value.dtype}, which would cost it its "
+                "accuracy; give that unit an mp_policy without output_dtype"
             )
         return value
 
