@@ -314,6 +314,18 @@ def test_a_weight_sharded_over_one_rank_is_that_rank_s(draw, gradients, one_rank
         assert torch.equal(grads[name].full_tensor(), right_grads[name])
 
 
+def test_main_grad_of_a_sharded_weight_is_refused(draw, one_rank):
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    inputs = draw(20, 31, 13)
+    weight = inputs["weight"] = distribute_tensor(inputs["weight"], one_rank, [Shard(0)])
+    inputs["bias"] = distribute_tensor(inputs["bias"], one_rank, [Shard(0)])
+    assert linear_cross_entropy(**inputs, accum="main_grad").isfinite()  # frozen: there is nothing to add
+    weight.requires_grad_()
+    with pytest.raises(ValueError, match="accum: 'main_grad' is for a weight that is a plain tensor, and this one"):
+        linear_cross_entropy(**inputs, accum="main_grad")
+
+
 def test_a_distributed_number_of_tokens_is_refused(draw, one_rank):
     from torch.distributed.tensor import Replicate, distribute_tensor
 

@@ -211,6 +211,11 @@ def compute(
     """:func:`linear_cross_entropy` once its options are checked."""
     autocast = autocast_dtype(hidden)
     vocabulary, saving = None, contextlib.nullcontext()
+    if accum == "main_grad" and is_sharded(weight) and weight.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"accum: 'main_grad' is for a weight that is a plain tensor, and this one is a DTensor (placements "
+            f"{weight.placements}); use accum='fp32'"
+        )
     grouped = grad_reduce_group is not None or vocab_parallel_group is not None
     if grouped or any(map(is_sharded, (hidden, weight, labels, bias))):
         from ac_loss.sharded.localize import Groups, localize  # loads torch.distributed.tensor, which takes seconds

@@ -335,6 +335,35 @@ def test_the_gathered_weight_goes_when_the_forward_ends(ranks):
         assert stopped is None
 
 
+def change(rank, name, tensor_parallel, **options):
+    """What a backward says to an input that was changed since the forward."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("tp" if tensor_parallel else "dp",))
+    inputs = {
+        "weight": distribute_tensor(torch.ones(52, WIDTH), mesh, [Shard(0)]),
+        "bias": distribute_tensor(torch.ones(52), mesh, [Shard(0)]),
+        "hidden": torch.ones(5, WIDTH),
+    }
+    if tensor_parallel:
+        inputs["hidden"] = distribute_tensor(inputs["hidden"], mesh, [Replicate()])
+    leaves = {name: tensor.requires_grad_() for name, tensor in inputs.items()}
+    loss = linear_cross_entropy(**leaves, labels=torch.arange(5), **options).sum()
+    with torch.no_grad():
+        leaves[name].mul_(2.0)
+    with pytest.raises(RuntimeError, match="has been modified by an inplace operation since the forward"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("options", [{"reduction": "none"}, {"grad_mode": "recompute"}], ids=str)
+@pytest.mark.parametrize("name", ["hidden", "weight", "bias"])
+def test_a_changed_input_is_noticed(ranks, name, options):
+    # By the hooks that keep a weight sharded: they switch autograd's own check off.
+    if name != "bias":  # a gathered one is a copy
+        ranks.run(change, name=name, tensor_parallel=False, **options)
+    ranks.run(change, name=name, tensor_parallel=True, **options)
+
+
 def freeze(rank, names):
     """A frozen weight needs nothing told, and its gradient no collective."""
     from torch.distributed.tensor import Shard, distribute_tensor
