@@ -1,5 +1,7 @@
+import contextlib
 import importlib
 import sys
+import weakref
 
 import pytest
 import torch
@@ -40,6 +42,20 @@ def test_no_node_where_no_backward_comes(grad: bool) -> None:
     with torch.set_grad_enabled(grad):
         checkpoint(block, torch.ones(2, requires_grad=not grad), use_reentrant=True)
     assert told == [None]
+
+
+def test_it_keeps_no_local_of_a_caller_alive() -> None:
+    """Training loops call their autocast `ctx`; what else they hold must be freed when they let go of it."""
+
+    def evaluate() -> None:
+        ctx, logits = contextlib.nullcontext(), torch.ones(2)
+        alive = weakref.ref(logits)
+        with ctx:
+            assert engine.checkpoint_in_forward() is None
+        del logits
+        assert alive() is None
+
+    evaluate()
 
 
 def test_a_torch_without_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

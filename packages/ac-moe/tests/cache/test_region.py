@@ -1,5 +1,6 @@
 import copy
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -83,6 +84,18 @@ def test_no_region_no_grad() -> None:
     forward, _ = ac_moe.context_fn("combine")()
     with forward, torch.no_grad():
         assert combine_once(site, 1.0) == nothing
+
+
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_decisions_of_a_part_without_gradients_are_kept(without: Callable, reentrant: bool) -> None:
+    site, region = Site("Router"), Region(reentrant=reentrant)
+    with Entered(region, Phase.FORWARD), without():
+        claim(site, "pin").keep(torch.ones(2) * 3)
+        assert bool(claim(site, "combine").keepers) == reentrant
+    with Entered(region, Phase.RECOMPUTE), without():
+        kept = claim(site, "pin").kept
+        assert (kept.value.tolist(), kept.edited) == ([3.0, 3.0], False)
 
 
 def test_inner_forward_in_an_outer_recompute_keeps_what_is_served() -> None:

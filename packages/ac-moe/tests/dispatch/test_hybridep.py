@@ -9,6 +9,7 @@ import subprocess
 import sys
 import weakref
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -473,6 +474,45 @@ def test_mistakes(ranks: Ranks) -> None:
     for messages in ranks.run(mistakes):
         for message, beginning in zip(messages, expected, strict=True):
             assert message.startswith(beginning)
+
+
+def changed_in_place(rank: int) -> tuple[list[str], str]:
+    """Gradients that differ where the caller changes its counts, and what is said where it changes its expert ids."""
+    model, inputs = build_hybridep(1, grouped=True, buffer=HybridEPBuffer), batches(1)
+    expected = gradients(model, inputs, plain)
+    dispatch = model[0].dispatcher.dispatch
+
+    def with_counts_changed(*arguments: torch.Tensor) -> ac_moe.Dispatched:
+        sent = dispatch(*arguments)
+        own = dataclasses.replace(sent, tokens_per_expert=sent.tokens_per_expert.clone())
+        sent.tokens_per_expert.zero_()
+        return own
+
+    def with_ids_changed(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> ac_moe.Dispatched:
+        ids = ids.clone()
+        sent = dispatch(x, ids, weights)
+        ids.zero_()
+        return sent
+
+    def run(changed: Callable) -> dict[str, torch.Tensor]:
+        def forward(model: torch.nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+            model[0].dispatcher.dispatch = changed
+            return checkpointed_as("early stop", "combine")(model, x)
+
+        return gradients(model, inputs, forward)
+
+    differing = differences(run(with_counts_changed), expected)
+    try:
+        run(with_ids_changed)
+    except RuntimeError as error:
+        return differing, str(error)
+    return differing, "nothing"
+
+
+def test_what_the_caller_changes_in_place(ranks: Ranks) -> None:
+    for differing, said in ranks.run(changed_in_place):
+        assert differing == []
+        assert said.startswith("expert_ids were changed in place after they were given to dispatch")
 
 
 def test_neither_deep_ep_nor_a_buffer() -> None:

@@ -4,6 +4,7 @@ import functools
 import gc
 import weakref
 from collections import defaultdict
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -193,6 +194,27 @@ def test_nested_checkpoints(kind: str) -> None:
     expected, wanted = train(False)
     assert seen == wanted
     assert differences(gradients, expected) == []
+
+
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("kind", KINDS)
+def test_counters_that_are_updated_without_gradients(kind: str, without: Callable) -> None:
+    router = nn.Linear(HIDDEN, EXPERTS)
+    router.register_buffer("load", torch.zeros(EXPERTS))
+    seen = []
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        scores = router(x)
+        with without(), counted_once(router, "steps"):
+            router.load += torch.bincount(scores.argmax(-1), minlength=EXPERTS)
+            router.steps += 1
+            seen.append((router.load.tolist(), router.steps))
+        return scores.sin()
+
+    router.steps = 0
+    in_checkpoint(block, torch.randn(5, HIDDEN, requires_grad=True), kind, "combine").sum().backward()
+    assert len(seen) == 2
+    assert seen[0] == seen[1] == (router.load.tolist(), router.steps)
 
 
 def test_outside_of_a_context_it_does_nothing() -> None:

@@ -1,6 +1,7 @@
 """A router that would decide otherwise in the recompute, pinned."""
 
 import gc
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -186,6 +187,22 @@ def test_what_is_served_is_known_until_it_changes() -> None:
     site = Site("router")
     in_checkpoint(block, torch.ones(2, requires_grad=True), "to the end", "combine").sum().backward()
     assert seen == [(False, False), (False, False), (True, False), (False, False)]
+
+
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("kind", KINDS)
+def test_pins_of_a_part_without_gradients(kind: str, without: Callable) -> None:
+    site, seen = Site("Router"), []
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        with without():
+            ids = pin(site, torch.arange(2) + len(seen))
+            assert not is_pinned(torch.arange(2))
+        seen.append(ids.tolist())
+        return x.sin()
+
+    in_checkpoint(block, torch.ones(2, requires_grad=True), kind, "combine").sum().backward()
+    assert seen == [[0, 1], [0, 1]]
 
 
 @pytest.mark.parametrize(

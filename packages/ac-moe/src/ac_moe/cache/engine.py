@@ -33,11 +33,14 @@ def checkpoint_in_forward() -> Any | None:
     """
     frame = sys._getframe(1)
     while frame is not None:
-        if "ctx" in frame.f_code.co_varnames:
-            node = frame.f_locals.get("ctx")
+        code = frame.f_code
+        # Before Python 3.13 `f_locals` leaves references to all locals behind until the frame ends. So it is asked for
+        # in methods of a Function alone, and not in a training loop that calls its autocast `ctx`.
+        if code.co_name in ("forward", "backward") and code.co_argcount and code.co_varnames[0] == "ctx":
+            node = frame.f_locals["ctx"]
             if hasattr(node, "run_function"):
                 differentiable = any(function is not None for function, _ in node.next_functions)
-                return node if frame.f_code.co_name == "forward" and differentiable else None
+                return node if code.co_name == "forward" and differentiable else None
         frame = frame.f_back
     return None
 

@@ -25,7 +25,10 @@ from ac_moe.errors import RecomputeCacheError
 #    not count as calls of that forward.
 # 5. A forward inside a recompute (nested checkpoints) keeps what the recompute was served, so that its own recompute,
 #    if its graph is the one that runs, finds it.
-# 6. A reentrant checkpoint runs the forward with gradients off, whatever they were outside, and the recompute with them
+# 6. A checkpoint makes a Region only if gradients are on where it is called. A part of the block that turns them off is
+#    repeated in the recompute with them off. No output is kept of it, since no gradient needs one; but what it decides
+#    or counts is: a router's counters are commonly updated under no_grad.
+# 7. A reentrant checkpoint runs the forward with gradients off, whatever they were outside, and the recompute with them
 #    on. Within its Region grad mode says nothing: every call counts, in both phases. It is made only if gradients were
 #    on outside, so they are on for the Regions further out.
 
@@ -45,6 +48,8 @@ COMBINE = "combine"
 """Kind of the outputs of combine. Modes `combine` and `moe_tail` keep them."""
 PROJECTION = "down projection"
 """Kind of the marks of down projections. Mode `moe_tail` keeps them."""
+_WITH_GRADIENTS = (COMBINE, PROJECTION)
+"""Kinds that are not kept of parts that run without gradients."""
 Key: TypeAlias = "tuple[Site, str, int]"
 
 
@@ -80,14 +85,14 @@ class Kept:
         self.value, self.version, nbytes = value, None, 0
         if isinstance(value, torch.Tensor):
             self.value = value.detach()  # shares storage and version counter with what the block goes on with
-            self.version = value._version
+            self.version = version_of(value)
             nbytes = value.numel() * value.element_size()
         self.ledger = recorder.kept(self, str(site), nbytes, pinned=kind != COMBINE) if kind != PROJECTION else None
 
     @property
     def edited(self) -> bool:
         """Whether the kept tensor was changed in place since."""
-        return self.version is not None and self.value._version != self.version
+        return self.version is not None and version_of(self.value) != self.version
 
 
 class Region:
@@ -183,13 +188,13 @@ def claim(site: Site, kind: str = COMBINE) -> Claim:
 
     In the forward of a region the claim has keepers, and what `Claim.keep` is given is kept. In a recompute it has what
     the forward kept (`kept`), of regions that keep this kind; `kept.fingerprint` and `kept.edited` tell whether it may
-    be used. Outside of regions, and without gradients, it has neither.
+    be used. Outside of regions it has neither, nor has it without gradients for outputs and down projections.
 
     Raises:
         RecomputeCacheError: the recompute of a block calls `kind` at `site` more often than its forward did.
     """
     keepers: list[tuple[Region, Key]] = []
-    grad = torch.is_grad_enabled()  # the recompute of a part under no_grad runs under no_grad as well
+    grad = torch.is_grad_enabled() or kind not in _WITH_GRADIENTS
     for activation in reversed(_threads.stack):
         region = activation.region
         grad = grad or region.reentrant
@@ -212,6 +217,11 @@ def _served(region: Region, key: Key) -> Kept | None:
             "both: look for a condition that changed in between (a step counter, a cache, train/eval, grad mode)."
         )
     return kept
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """Goes up with each change in place. None for tensors of `torch.inference_mode`, which have no such count."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def active(phase: Phase, mode: str) -> bool:

@@ -6,6 +6,8 @@ from typing import Any, Protocol
 import torch
 from torch.nn import functional
 
+from ac_moe.cache.region import version_of
+
 
 class Buffer(Protocol):
     """What is used of `deep_ep.HybridEPBuffer`; see `ac_moe.reference.HybridEPBuffer` for what it means."""
@@ -33,7 +35,8 @@ class HybridEPExchange:
     it. It lives as long as the autograd nodes that need it, and the region of the block that it is kept for.
 
     Args:
-        expert_ids: int64 `[tokens, top_k]`, in range and different for each token.
+        expert_ids: int64 `[tokens, top_k]`, in range and different for each token. Not copied, so a change in place is
+            an error.
         sent_tokens: how many tokens the buffer is given; those beyond `tokens` go nowhere.
         pad_multiple: of each expert's block, None for no padding.
     """
@@ -51,18 +54,32 @@ class HybridEPExchange:
         pad_multiple: int | None,
     ) -> None:
         self._buffer = buffer
-        self._ids = expert_ids
+        self._given_ids = expert_ids
+        self._version = version_of(expert_ids)
         self._num_experts = num_experts
         self._local_experts = local_experts
         self._filling = sent_tokens - expert_ids.shape[0]
         self._pad_multiple = pad_multiple
         self._handle: tuple[object, ...] | None = None
         self.splits: tuple[int, ...] = ()
-        self.tokens_per_expert = expert_ids.new_empty(0)
+        self._tokens_per_expert = expert_ids.new_empty(0)
+
+    @property
+    def tokens_per_expert(self) -> torch.Tensor:
+        return self._tokens_per_expert.clone()  # the caller's own, as the recompute is given it too
+
+    @property
+    def _ids(self) -> torch.Tensor:
+        if version_of(self._given_ids) != self._version:
+            raise RuntimeError(
+                "expert_ids were changed in place after they were given to dispatch, and the way back and the "
+                "recompute need them as they were. Change a copy."
+            )
+        return self._given_ids
 
     @property
     def fingerprint(self) -> HybridEPRouting:
-        return HybridEPRouting(self._ids.shape[0], self.splits)
+        return HybridEPRouting(self._given_ids.shape[0], self.splits)
 
     def send(self, tokens: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`[tokens, hidden]` to `[rows, hidden]`, and `[tokens, top_k]` to float32 `[rows]`."""
@@ -78,7 +95,7 @@ class HybridEPExchange:
         )
         self._handle = handle
         self.splits = tuple(counts.tolist())
-        self.tokens_per_expert = counts.to(tokens.device)
+        self._tokens_per_expert = counts.to(tokens.device)
         return rows, row_probs
 
     def send_back(

@@ -33,9 +33,9 @@ class counted_once:  # noqa: N801 - a context manager, named for what it ensures
 
     The forward changes the state, once; the recompute begins from what the forward saw and changes nothing that stays.
     For load counters (tokens per expert), accumulators of auxiliary losses, counts of steps and biases of experts: all
-    buffers of the module and its parts, the attributes that are named, and the mappings that are given. Outside of an
-    ac-moe context, and without gradients, it does nothing. It copies that state for each forward in flight: give it the
-    router, not the model.
+    buffers of the module and its parts, the attributes that are named, and the mappings that are given. It may stand
+    under `torch.no_grad()` in the block. Outside of an ac-moe context, and so where the checkpoint is called without
+    gradients, it does nothing. It copies that state for each forward in flight: give it the router, not the model.
 
     Args:
         module: whose buffers count, those of its parts included.

@@ -6,7 +6,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ac_moe.cache.modes import without_dispatch_modes
-from ac_moe.cache.region import Claim, Site, claim
+from ac_moe.cache.region import Claim, Site, claim, version_of
 from ac_moe.errors import RecomputeCacheError
 
 PIN = "pin"
@@ -51,13 +51,14 @@ def pin(site: Site, tensor: torch.Tensor) -> torch.Tensor:
         _check(site, claimed, tensor)
     pinned = _Pin.apply(tensor, claimed)
     if claimed.kept is not None:
-        setattr(pinned, _SERVED, pinned._version)
+        setattr(pinned, _SERVED, version_of(pinned))
     return pinned
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
     """Whether `tensor` is what `pin` has served in this recompute, not changed since."""
-    return getattr(tensor, _SERVED, None) == tensor._version
+    served = getattr(tensor, _SERVED, None)
+    return served is not None and served == version_of(tensor)
 
 
 class _Pin(torch.autograd.Function):
