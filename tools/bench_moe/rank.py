@@ -12,6 +12,8 @@ from pathlib import Path
 
 SETTINGS, STORE = "settings.pickle", "store"
 """Files in the folder: what to run, and where the ranks meet."""
+ORPHANED = 3
+"""Exit status of a rank whose parent is gone."""
 
 
 def result_file(folder: Path, rank: int) -> Path:
@@ -58,7 +60,7 @@ def main(folder: Path, rank: int) -> None:
 def _end_with_the_parent() -> None:
     # The parent holds the other end of this pipe and never writes: reading returns when the parent is gone.
     sys.stdin.buffer.read()
-    os._exit(1)
+    os._exit(ORPHANED)
 
 
 if __name__ == "__main__":

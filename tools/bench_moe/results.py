@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from tools.bench.rounds import Seconds, paired_ratio, paired_spread
+from tools.bench.rounds import Seconds, best_ratio, paired_ratio, paired_spread
 from tools.bench_moe.records import NONE, ONE_COMBINE, ONE_PROJECTION, Measured, Work
 from tools.bench_moe.settings import Settings
 
@@ -14,18 +14,24 @@ class Ratio:
     """Time of a variant over that of `none`.
 
     measured: median over the rounds, each over `none` of the same round; spread: half the interquartile range of those.
+    best: the best round over the best round of `none`.
     predicted: 1 less the share of `none`'s step that is not run, median over the rounds; None where `none` is no base
     for it.
     """
 
     measured: float
     spread: float
+    best: float
     predicted: float | None
 
 
 @dataclass(frozen=True)
 class Row:
-    """One variant. wall: by the clock, of the slowest rank. cpu: of all ranks' processes together; None on a GPU."""
+    """One variant.
+
+    wall: by the clock, of the slowest rank. cpu: of all ranks' processes together; None on a GPU. work: of each rank,
+    but for `product_flops`, which are those of all ranks.
+    """
 
     variant: str
     milliseconds: float
@@ -59,7 +65,7 @@ class Result:
 
 
 def evaluate(settings: Settings, ranks: Sequence[Measured]) -> Result:
-    """The table of one case, from what each rank measured of it. Counts are those of rank 0."""
+    """The table of one case, from what each rank measured of it."""
     names = list(ranks[0].samples)
     wall = {name: [max(one.wall for one in round_) for round_ in _rounds(ranks, name)] for name in names}
     cpu = {name: [sum(one.cpu for one in round_) for round_ in _rounds(ranks, name)] for name in names}
@@ -98,6 +104,7 @@ def _ratio(seconds: Seconds, variant: str, work: Work) -> Ratio:
     return Ratio(
         measured=paired_ratio(seconds, variant, NONE),
         spread=paired_spread(seconds, variant, NONE),
+        best=best_ratio(seconds, variant, NONE),
         predicted=predicted_ratio(seconds, work.served, work.gemms_skipped) if modes else None,
     )
 
@@ -108,8 +115,12 @@ def _rounds(ranks: Sequence[Measured], name: str) -> zip:
 
 
 def _agreed(ranks: Sequence[Measured]) -> Mapping[str, Work]:
-    """The work of rank 0, with gradients equal if they are on all ranks. Ranks only differ in product FLOPs."""
+    """The work of rank 0, which is that of each; but the products of all ranks, and gradients that are equal on all."""
     return {
-        variant: replace(work, gradients_equal=all(rank.work[variant].gradients_equal for rank in ranks))
+        variant: replace(
+            work,
+            product_flops=sum(rank.work[variant].product_flops for rank in ranks),
+            gradients_equal=all(rank.work[variant].gradients_equal for rank in ranks),
+        )
         for variant, work in ranks[0].work.items()
     }

@@ -37,11 +37,12 @@ def as_data(settings: Settings, machine: dict[str, Any], results: Sequence[Resul
 
 
 def _case(settings: Settings, result: Result) -> list[str]:
+    wasted = [row for row in result.rows if row.work.only_memory]
     buffer = f" ({settings.buffer} buffer)" if result.dispatcher == "hybridep" else ""
-    titles = ["variant", "ms/step", "x none", "+-", "predicted"]
+    titles = ["variant", "ms/step", "x none", "+-", "best", "predicted"]
     if settings.device == "cpu":
-        titles += ["CPU x none", "+-", "predicted"]
-    titles += ["collectives", "served", "GEMMs skipped", "kept KiB", "gradients"]
+        titles += ["CPU x none", "+-", "best", "predicted"]
+    titles += ["served", "collectives", "skipped", "GEMMs skipped", "kept KiB", "pinned KiB", "gradients"]
     alone = result.alone
     lines = [
         f"**{result.dispatcher}**{buffer}, `{FORMS[result.form]}`. One combine alone takes "
@@ -52,13 +53,12 @@ def _case(settings: Settings, result: Result) -> list[str]:
         "|--" * len(titles) + "|",
         *(_line(_cells(row)) for row in result.rows),
     ]
-    wasted = [row.variant for row in result.rows if row.work.only_memory]
     if wasted:
-        layers = ", ".join(next(row for row in result.rows if row.work.only_memory).work.only_memory)
+        variants, layers = " and ".join(row.variant for row in wasted), ", ".join(wasted[0].work.only_memory)
         lines += [
             "",
-            f"`ac_moe.stats().only_memory` under {' and '.join(wasted)}: {layers}. What these kept was never served: "
-            "the recompute ends before the combine (early stop), which nothing after it needs.",
+            f"`ac_moe.stats().only_memory` under {variants}: {layers}. What these kept was never served: the recompute "
+            "ends before the combine (early stop), which nothing after it needs.",
         ]
     return lines
 
@@ -70,17 +70,19 @@ def _cells(row: Row) -> list[str]:
         f"{row.milliseconds:.1f}",
         *_ratio(row.wall),
         *(_ratio(row.cpu) if row.cpu else ()),
-        str(sum(work.collectives.values())),
         f"{work.served} of {work.stored}",
+        str(sum(work.collectives.values())),
+        str(work.collectives_skipped),
         str(work.gemms_skipped),
         f"{work.kept_bytes / KIB:g}",
+        f"{work.pinned_bytes / KIB:g}",
         "equal" if work.gradients_equal else "DIFFERENT",
     ]
 
 
 def _ratio(ratio: Ratio) -> list[str]:
     predicted = "" if ratio.predicted is None else f"{ratio.predicted:.3f}"
-    return [f"{ratio.measured:.3f}", f"{ratio.spread:.3f}", predicted]
+    return [f"{ratio.measured:.3f}", f"{ratio.spread:.3f}", f"{ratio.best:.3f}", predicted]
 
 
 def _line(cells: Sequence[str]) -> str:
