@@ -62,15 +62,13 @@ def supervise(commands: Sequence[Sequence[str]], timeout: float) -> None:
 def _wait(processes: list[subprocess.Popen[bytes]], timeout: float) -> None:
     deadline = time.monotonic() + timeout
     failed: dict[int, int] = {}
-    while running := [rank for rank, process in enumerate(processes) if process.poll() is None]:
-        ended = {rank: process.returncode for rank, process in enumerate(processes) if process.returncode}
-        if ended and not failed:
-            failed = ended
+    while (running := [rank for rank, process in enumerate(processes) if process.poll() is None]) and (
+        time.monotonic() < deadline
+    ):
+        if not failed and (failed := _failures(processes)):
             deadline = min(deadline, time.monotonic() + _GRACE)
-        if time.monotonic() > deadline:
-            break
         time.sleep(0.05)
-    failed = failed or {rank: process.returncode for rank, process in enumerate(processes) if process.returncode}
+    failed = failed or _failures(processes)
     if failed:
         told = ", ".join(f"rank {rank} ended with status {status}" for rank, status in failed.items())
         raise RanksError(f"{told}; its message is above")
@@ -82,3 +80,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], timeout: float) -> None:
             f"ranks {', '.join(map(str, running))} were not done after {timeout:g} seconds; where they were is above. "
             "Give --timeout more, or a smaller shape"
         )
+
+
+def _failures(processes: list[subprocess.Popen[bytes]]) -> dict[int, int]:
+    return {rank: process.returncode for rank, process in enumerate(processes) if process.returncode}
