@@ -97,6 +97,17 @@ def test_it_follows_autocast(draw):
     assert explain(**inputs).dtype == "float32"
 
 
+def test_gradients_in_float16_are_recomputed(draw):
+    """As the call does it: a bfloat16 product of a float16 parameter."""
+    hidden, weight = llama(torch.float16)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = explain(hidden, weight, device="cpu")
+        assert found.extra_bytes == explain(hidden, weight, grad_mode="recompute", device="cpu").extra_bytes
+        assert any("rounds gradients to float16" in reason for reason in found.reasons["liger"])
+        with pytest.raises(ValueError, match="grad_mode: 'forward' rounds the gradients to float16"):
+            explain(hidden, weight, grad_mode="forward", device="cpu")
+
+
 def test_meta_tensors_are_taken_to_be_on_this_machine():
     expected = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     assert explain(*llama()).device == expected.type

@@ -124,6 +124,15 @@ def test_a_weight_changed_before_the_backward_is_noticed(draw):
         loss.backward()
 
 
+@pytest.mark.parametrize("options", [{}, {"reduction": "sum"}, {"grad_mode": "recompute"}], ids=str)
+def test_dividing_by_no_labels_leaves_the_gradients_zero(draw, gradients, options):
+    # As with logits: the loss is NaN, the upstream gradient infinite, and no parameter is spoilt.
+    inputs = draw(20, 31, 13, ignored=1.0)
+    loss, grads = gradients(linear_cross_entropy, inputs, torch.tensor(float("inf")), **options)
+    assert loss == 0
+    assert all(not grad.any() for grad in grads.values())
+
+
 # Autocast and torch.compile ------------------------------------------------------------------------------------------
 
 
@@ -171,6 +180,21 @@ def test_autocast_mixes_dtypes_and_leaves_fp64_alone(draw, recorder):
     assert recorder.products == [torch.float64]
 
 
+@pytest.mark.parametrize("narrow", ["hidden", "weight", "bias"])
+def test_gradients_in_float16_meet_the_loss_scale_first(draw, gradients, assert_near, narrow):
+    inputs = draw(20, 31, 16, dtype=torch.float32)
+    inputs[narrow] = inputs[narrow].half()
+    tokens, scale = 10**8, 2.0**24  # without the scale every gradient is below what float16 has
+    right_inputs = {name: tensor.double() if name != "labels" else tensor for name, tensor in inputs.items()}
+    right = gradients(spec, right_inputs, scale, num_label_tokens=tokens)[1]
+    with torch.autocast("cpu", torch.bfloat16):
+        grads = gradients(linear_cross_entropy, inputs, scale, num_label_tokens=tokens)[1]
+        with pytest.raises(ValueError, match="grad_mode: 'forward' rounds the gradients to float16"):
+            gradients(linear_cross_entropy, inputs, grad_mode="forward")
+    assert grads[narrow].dtype == torch.float16
+    assert_near(grads[narrow], right[narrow], torch.bfloat16)
+
+
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_under_torch_compile(draw, gradients, reduction):
     torch._dynamo.reset()
@@ -205,6 +229,7 @@ def test_under_torch_compile(draw, gradients, reduction):
         ({"grad_mode": "forward", "reduction": "none"}, "grad_mode: 'forward' finishes the gradients before"),
         ({"reduction": "avg"}, "reduction: 'avg' is not one of 'none', 'sum', 'mean'"),
         ({"ignore_index": None}, "ignore_index: None is not an integer"),
+        ({"ignore_index": 2**63}, "ignore_index: 9223372036854775808 does not fit into the 64 bits of a label"),
         ({"softcap": 0.0}, "softcap: 0.0 is not a number above 0"),
         ({"label_smoothing": -0.1}, "label_smoothing: -0.1 is not a number of at least 0 and at most 1"),
         ({"z_loss": -1e-4}, "z_loss: -0.0001 is not a number of at least 0"),
@@ -225,6 +250,8 @@ def test_under_torch_compile(draw, gradients, reduction):
         ({"labels": torch.ones(4, 5).bool()}, "labels: must hold integers, got torch.bool;"),
         ({"bias": torch.ones(13)}, "bias: must be [31], one for each row of weight, got [13]"),
         ({"weight": torch.ones(31, 13).double()}, "weight: is torch.float64 and hidden is torch.float32;"),
+        ({"hidden": torch.ones(4, 5, 13).double()}, "weight: is torch.float32 and hidden is torch.float64;"),
+        ({"weight": torch.ones(31, 13).to_sparse()}, "weight: is of layout torch.sparse_coo; call weight.to_dense()"),
         ({"bias": torch.ones(31).bfloat16()}, "bias: is torch.bfloat16 and hidden is torch.float32;"),
         ({"hidden": torch.ones(4, 5, 13).long()}, "hidden: must be float64, float32, bfloat16 or float16, got torch.i"),
         ({"weight": torch.ones(31, 13, device="meta")}, "weight: is on meta and hidden on cpu; move one to the other"),
@@ -236,6 +263,23 @@ def test_wrong_arguments_are_named(draw, recorder, change, message):
         linear_cross_entropy(**inputs)
     assert str(caught.value).startswith(message)
     assert recorder.products == []
+
+
+def test_tensors_without_values_are_refused(draw):
+    with pytest.raises(ValueError, match="labels: are on the meta device and have no values; ac_loss.explain takes"):
+        linear_cross_entropy(**{name: tensor.to("meta") for name, tensor in draw(20, 31, 13).items()})
+
+
+def test_numbers_of_other_libraries(draw):
+    numpy = pytest.importorskip("numpy")
+    inputs = draw(20, 31, 13)
+    for count in (numpy.int64(7), numpy.float32(7)):
+        loss = linear_cross_entropy(**inputs, num_label_tokens=count)
+        assert torch.equal(loss, linear_cross_entropy(**inputs, num_label_tokens=7))
+    with pytest.raises(ValueError, match=r"softcap: .* is not a number of Python; pass float\(softcap\)"):
+        linear_cross_entropy(**inputs, softcap=numpy.float32(3))
+    with pytest.raises(ValueError, match=r"ignore_index: .* is not an integer of Python; pass int\(ignore_index\)"):
+        linear_cross_entropy(**inputs, ignore_index=numpy.int64(-100))
 
 
 def test_something_that_is_no_tensor_is_named(draw):
@@ -276,6 +320,18 @@ def test_a_weight_sharded_over_one_rank_is_that_rank_s(draw, gradients, one_rank
     assert torch.equal(grads["hidden"], right_grads["hidden"])
     for name in places:
         assert torch.equal(grads[name].full_tensor(), right_grads[name])
+
+
+def test_main_grad_of_a_sharded_weight_is_refused(draw, one_rank):
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    inputs = draw(20, 31, 13)
+    weight = inputs["weight"] = distribute_tensor(inputs["weight"], one_rank, [Shard(0)])
+    inputs["bias"] = distribute_tensor(inputs["bias"], one_rank, [Shard(0)])
+    assert linear_cross_entropy(**inputs, accum="main_grad").isfinite()  # frozen: there is nothing to add
+    weight.requires_grad_()
+    with pytest.raises(ValueError, match="accum: 'main_grad' is for a weight that is a plain tensor, and this one"):
+        linear_cross_entropy(**inputs, accum="main_grad")
 
 
 def test_a_distributed_number_of_tokens_is_refused(draw, one_rank):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ac_loss import backends
-from ac_loss._functional import Reduction, check_gemm_dtype, check_options
+from ac_loss._functional import Reduction, check_float16, check_options
 from ac_loss._validation import autocast_dtype, check_tensors, is_sharded, select_rows
 from ac_loss.backends import Request
 from ac_loss.config import Accum, Backend, GradMode, check_flag
@@ -140,7 +140,7 @@ def explain(  # noqa: PLR0917 - as the function that it explains
     autocast = autocast_dtype(hidden, place.type)
     check_tensors(hidden, weight, labels, bias, autocast)
     gemm_dtype = autocast or hidden.dtype
-    check_gemm_dtype(gemm_dtype, grad_mode)
+    check_float16(grad_mode, gemm_dtype, hidden, weight, bias)
     tokens = hidden.shape[:-1].numel()
     counted = tokens
     shard = vocab_parallel_group is not None

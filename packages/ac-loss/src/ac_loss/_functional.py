@@ -10,7 +10,14 @@ from ac_loss import backends
 from ac_loss._job import Job
 from ac_loss._main_grad import main_grad_of
 from ac_loss._objective import Objective
-from ac_loss._validation import autocast_dtype, check_tensors, is_sharded, refuse_sharded, select_rows
+from ac_loss._validation import (
+    autocast_dtype,
+    check_tensors,
+    is_sharded,
+    refuse_sharded,
+    rounds_to_float16,
+    select_rows,
+)
 from ac_loss.config import (
     Accum,
     Backend,
@@ -81,8 +88,9 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
         logit_scale: positive number that multiplies ``hidden @ weight.T + bias``, before the softcap (Cohere's
             ``logit_scale``, the inverse of Granite's ``logits_scaling``).
         grad_mode: ``"forward"`` computes the gradients with the loss and keeps them for the backward: three GEMMs. Not
-            for ``"none"``, nor in fp16. ``"recompute"`` keeps nothing but the inputs and computes the logits again in
-            the backward: four GEMMs, and the least memory at any time. ``"auto"`` is ``"forward"`` where possible.
+            for ``"none"``, nor where products or gradients are fp16. ``"recompute"`` keeps nothing but the inputs and
+            computes the logits again in the backward: four GEMMs, and the least memory at any time. ``"auto"`` is
+            ``"forward"`` where possible.
         strict_nan: whether the mean over no label at all is NaN, as in ``torch.nn.functional.cross_entropy``, instead
             of 0; the gradients are exactly 0 either way.
         grad_reduce_group: the ranks that hold different tokens. The gradient of a ``DTensor`` weight is reduced over
@@ -173,12 +181,12 @@ def check_options(
     return Objective(logit_scale=logit_scale, softcap=softcap, label_smoothing=label_smoothing, z_loss=z_loss)
 
 
-def check_gemm_dtype(gemm_dtype: torch.dtype, grad_mode: GradMode) -> None:
+def check_float16(grad_mode: GradMode, gemm_dtype: torch.dtype, *inputs: torch.Tensor | None) -> None:
     """Raise ``ValueError`` where gradients would be lost before they are scaled."""
-    if grad_mode == "forward" and gemm_dtype == torch.float16:
+    if grad_mode == "forward" and rounds_to_float16(gemm_dtype, *inputs):
         raise ValueError(
             "grad_mode: 'forward' rounds the gradients to float16 before the backward brings the loss scale, and most "
-            "would be lost; use 'auto' or 'recompute', or compute the loss in bfloat16 or float32"
+            "would be lost; use 'auto' or 'recompute', or compute the loss on bfloat16 or float32 tensors"
         )
 
 
@@ -203,6 +211,11 @@ def compute(
     """:func:`linear_cross_entropy` once its options are checked."""
     autocast = autocast_dtype(hidden)
     vocabulary, saving = None, contextlib.nullcontext()
+    if accum == "main_grad" and is_sharded(weight) and weight.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"accum: 'main_grad' is for a weight that is a plain tensor, and this one is a DTensor (placements "
+            f"{weight.placements}); use accum='fp32'"
+        )
     grouped = grad_reduce_group is not None or vocab_parallel_group is not None
     if grouped or any(map(is_sharded, (hidden, weight, labels, bias))):
         from ac_loss.sharded.localize import Groups, localize  # loads torch.distributed.tensor, which takes seconds
@@ -212,7 +225,7 @@ def compute(
         hidden, weight, labels, bias, vocabulary, saving = local
     check_tensors(hidden, weight, labels, bias, autocast)
     gemm_dtype = autocast or hidden.dtype
-    check_gemm_dtype(gemm_dtype, grad_mode)
+    check_float16(grad_mode, gemm_dtype, hidden, weight, bias)
     if accum == "main_grad" and weight.requires_grad and torch.is_grad_enabled():
         main_grad_of(weight)
     vocab = weight.shape[0] if vocabulary is None else vocabulary.size

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from numbers import Real
 from typing import NamedTuple
 
 import torch
@@ -109,13 +110,22 @@ def check_tensors(
         if tensor.dtype not in _FLOATS:
             raise ValueError(f"{name}: must be float64, float32, bfloat16 or float16, got {tensor.dtype}; convert it")
         if gemm_dtype is None and tensor.dtype != hidden.dtype:
+            autocast = "autocast leaves it alone" if hidden.dtype == torch.float64 else "or run under torch.autocast"
             raise ValueError(
-                f"{name}: is {tensor.dtype} and hidden is {hidden.dtype}; convert one to the other, or run under "
-                "torch.autocast"
+                f"{name}: is {tensor.dtype} and hidden is {hidden.dtype}; convert one to the other, {autocast}"
             )
     for name, tensor in named.items():
+        if tensor.layout != torch.strided:
+            raise ValueError(f"{name}: is of layout {tensor.layout}; call {name}.to_dense()")
         if tensor.device != hidden.device:
             raise ValueError(f"{name}: is on {tensor.device} and hidden on {hidden.device}; move one to the other")
+
+
+def rounds_to_float16(gemm_dtype: torch.dtype, *inputs: torch.Tensor | None) -> bool:
+    """Whether gradients of ``inputs`` are rounded to float16: it has no room for them without the loss scale, which
+    only the backward knows."""
+    wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad and torch.is_grad_enabled()]
+    return torch.float16 in {gemm_dtype, *(tensor.dtype for tensor in wanted)}
 
 
 def select_rows(
@@ -131,8 +141,10 @@ def select_rows(
 
     Raises:
         IndexError: a label that is neither in range nor ``ignore_index``.
-        ValueError: ``num_label_tokens`` is not positive, or not 0-d.
+        ValueError: ``num_label_tokens`` is not positive, or not 0-d; or ``labels`` have no values.
     """
+    if labels.is_meta:
+        raise ValueError("labels: are on the meta device and have no values; ac_loss.explain takes such tensors")
     number = _divisor(num_label_tokens)
     flat = labels.reshape(-1).to(torch.int64, copy=True)
     if not flat.numel():
@@ -160,7 +172,8 @@ def _divisor(num_label_tokens: int | float | torch.Tensor | None) -> float | Non
         if value.dim():
             raise ValueError(f"num_label_tokens: must be a 0-d tensor, got {list(value.shape)}; sum it first")
         value = value.item()
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
+    # Real, not int and float: numpy counts in types of its own.
+    if not isinstance(value, Real) or isinstance(value, bool):
         raise ValueError(f"num_label_tokens: must be a number or a 0-d tensor, got {num_label_tokens!r}")
     if not 0 < value < math.inf:
         raise ValueError(

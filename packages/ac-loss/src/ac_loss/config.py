@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Literal, get_args
 
 Kind = Literal["fused", "plain"]
@@ -23,13 +24,18 @@ def check_number(name: str, value: object, *, most: float = math.inf, above_zero
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not number or value > most or value < 0 or (above_zero and value == 0):
         upper = "" if most == math.inf else f" and at most {most:g}"
+        if isinstance(value, Real) and not isinstance(value, (int, float)):  # numpy's
+            raise ValueError(f"{name}: {value!r} is not a number of Python; pass float({name})")
         raise ValueError(f"{name}: {value!r} is not a number {'above' if above_zero else 'of at least'} 0{upper}")
 
 
 def check_integer(name: str, value: object) -> None:
-    """Raise ``ValueError`` naming the field and the value, unless ``value`` is an integer."""
+    """Raise ``ValueError`` naming the field and the value, unless ``value`` is an integer of 64 bits."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{name}: {value!r} is not an integer")
+        kind = f" of Python; pass int({name})" if isinstance(value, Integral) and not isinstance(value, bool) else ""
+        raise ValueError(f"{name}: {value!r} is not an integer{kind}")
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"{name}: {value!r} does not fit into the 64 bits of a label")
 
 
 def check_flag(name: str, value: object) -> None:

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import threading
 import types
 import warnings
 
@@ -267,6 +268,67 @@ class Adapter(nn.Module):
         result = self.base_layer(hidden)
         result = result + self.lora_B(self.lora_A(self.dropout(hidden))) * 2.0
         return result.to(hidden.dtype)
+
+
+def test_a_teacher_in_the_midst_of_a_training_forward_has_logits(build, llama, text, step):
+    """One that shares the student's head, and the student itself."""
+    teacher, seen = build("LlamaForCausalLM").eval(), []
+    teacher.lm_head = llama.lm_head
+    right = step(llama, text(llama))
+
+    def teach(module, args, output):
+        if not seen:
+            seen.append(None)
+            with torch.no_grad():
+                seen.extend(type(model(text(llama)["input_ids"]).logits) for model in (teacher, llama))
+
+    llama.model.register_forward_hook(teach)
+    use_fused_loss(llama)
+    step(llama, text(llama)).assert_equal(right)
+    assert seen == [None, torch.Tensor, torch.Tensor]
+
+
+def test_a_head_in_use_is_not_used_by_another_forward(llama, text, step):
+    class Outer(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, input_ids, labels):
+            return self.inner(input_ids=input_ids, labels=labels)
+
+    right = step(llama, text(llama))
+    outer, failed = Outer(llama), []
+    use_fused_loss(outer)
+    use_fused_loss(llama)
+    with pytest.raises(FusedLossError, match="'lm_head' is in use by a training forward of Outer around this one"):
+        step(outer, text(llama))
+
+    def run():
+        try:
+            llama(**text(llama))
+        except FusedLossError as error:
+            failed.append(str(error))
+
+    def meanwhile(*_):
+        if not failed:
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+
+    llama.model.register_forward_hook(meanwhile)
+    step(llama, text(llama)).assert_equal(right)
+    assert "is in use by a training forward of LlamaForCausalLM in another thread" in failed[0]
+
+
+@pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_a_hook_that_waits_for_the_gradient_of_logits_is_refused(register, llama, text, step):
+    use_fused_loss(llama)
+    hook = getattr(llama.lm_head, register)(lambda *_: None)
+    with pytest.raises(FusedLossError, match="its head 'lm_head' has a backward hook, which waits for the gradient of"):
+        step(llama, text(llama))
+    hook.remove()
+    step(llama, text(llama))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])

@@ -260,6 +260,54 @@ def test_mixed_precision_policy(ranks):
         assert wrong < 1e-2
 
 
+def lose_digits(rank):
+    """The loss over 100001 tokens, told in all ways, and what is said to a policy that rounds it."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh, values = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",)), []
+    for output_dtype in (None, torch.bfloat16):
+        torch.manual_seed(0)
+        head = nn.Linear(WIDTH, VOCAB, bias=False)
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=output_dtype)
+        fully_shard(head, mesh=mesh, mp_policy=policy)
+        add_loss_method(head, reduction="sum")
+        hidden, labels = torch.ones(5, WIDTH), torch.arange(5)
+        if output_dtype is None:
+            counts = (100001, torch.tensor(100001), torch.tensor(100001.0), torch.tensor(100001.0).double())
+            values = [head.loss(hidden, labels, num_label_tokens=count).item() for count in counts]
+    try:
+        head.loss(hidden, labels)
+    except ValueError as error:
+        return values, str(error)
+
+
+def test_a_policy_rounds_neither_the_number_of_labels_nor_the_loss(ranks):
+    for values, said in ranks.run(lose_digits):
+        assert len(set(values)) == 1
+        assert said.startswith("loss: the FSDP2 unit of the head rounds the loss to torch.bfloat16, ")
+
+
+def infer(rank):
+    mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    torch.manual_seed(0)
+    head = nn.Linear(WIDTH, VOCAB)
+    torch.distributed.fsdp.fully_shard(head, mesh=mesh)
+    losses = []
+    for mode in (torch.no_grad, torch.inference_mode):
+        for reduction in ("mean", "none"):
+            with mode():
+                loss = linear_cross_entropy(
+                    torch.ones(5, WIDTH), head.weight, torch.arange(5), head.bias, reduction=reduction
+                )
+            losses.append(loss.mean().item())
+    return losses
+
+
+def test_without_gradients(ranks):
+    for losses in ranks.run(infer):
+        assert losses == pytest.approx([losses[0]] * 4, rel=1e-6)
+
+
 def keep(rank, reduction):
     """Tensors of the whole weight's size alive after the forward, and what a backward says to a changed weight."""
     mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
@@ -285,6 +333,35 @@ def test_the_gathered_weight_goes_when_the_forward_ends(ranks):
     for whole, stopped in ranks.run(keep, reduction="sum"):
         assert whole == 1  # its gradient
         assert stopped is None
+
+
+def change(rank, name, tensor_parallel, **options):
+    """What a backward says to an input that was changed since the forward."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("tp" if tensor_parallel else "dp",))
+    inputs = {
+        "weight": distribute_tensor(torch.ones(52, WIDTH), mesh, [Shard(0)]),
+        "bias": distribute_tensor(torch.ones(52), mesh, [Shard(0)]),
+        "hidden": torch.ones(5, WIDTH),
+    }
+    if tensor_parallel:
+        inputs["hidden"] = distribute_tensor(inputs["hidden"], mesh, [Replicate()])
+    leaves = {name: tensor.requires_grad_() for name, tensor in inputs.items()}
+    loss = linear_cross_entropy(**leaves, labels=torch.arange(5), **options).sum()
+    with torch.no_grad():
+        leaves[name].mul_(2.0)
+    with pytest.raises(RuntimeError, match="has been modified by an inplace operation since the forward"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("options", [{"reduction": "none"}, {"grad_mode": "recompute"}], ids=str)
+@pytest.mark.parametrize("name", ["hidden", "weight", "bias"])
+def test_a_changed_input_is_noticed(ranks, name, options):
+    # By the hooks that keep a weight sharded: they switch autograd's own check off.
+    if name != "bias":  # a gathered one is a copy
+        ranks.run(change, name=name, tensor_parallel=False, **options)
+    ranks.run(change, name=name, tensor_parallel=True, **options)
 
 
 def freeze(rank, names):

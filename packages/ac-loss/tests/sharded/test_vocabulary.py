@@ -34,6 +34,22 @@ def truth(hidden, weight, bias, labels, *, upstream, options):
     return loss.detach(), *(None if leaf is None else leaf.grad for leaf in leaves)
 
 
+def compute_nothing(rank):
+    """Loss and gradients of an empty batch."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    weight = distribute_tensor(torch.ones(5, WIDTH), mesh, [Shard(0)]).requires_grad_()
+    hidden = torch.ones(0, WIDTH, requires_grad=True)
+    loss = linear_cross_entropy(hidden, weight, torch.ones(0, dtype=torch.int64))
+    loss.backward()
+    return loss.item(), weight.grad.full_tensor().abs().sum().item(), list(hidden.grad.shape)
+
+
+def test_an_empty_batch(ranks):
+    assert ranks.run(compute_nothing) == [(0.0, 0.0, [0, WIDTH])] * 2
+
+
 def compare(rank, *, case, vocab, uneven=None, dtype=torch.float64, ignored=0.3, lying="dtensor"):
     """The largest distance, relative to the largest entry, of the loss and the three gradients."""
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor

@@ -77,7 +77,7 @@ def objections(request: "Request") -> list[str]:
         found.append("only sums and means are adapted, not reduction 'none': use 'torch' or 'triton'")
     if request.objective.logit_scale != 1.0:
         found.append("it has no logit_scale: multiply hidden by it where there is no bias, or use 'torch' or 'triton'")
-    if request.gemm_dtype == torch.float16:
+    if request.rounds_to_float16:
         found.append(
             "it rounds gradients to float16 before the backward brings the loss scale, and most would be lost: "
             "use 'torch' or 'triton', or bfloat16"

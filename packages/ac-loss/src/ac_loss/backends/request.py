@@ -1,5 +1,6 @@
 """The facts about a call that decide which backend may compute it and what that costs."""
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -85,6 +86,13 @@ class Request:
     def label_bytes(self) -> int:
         """Of the job's labels, and of the positions of the rows that count."""
         return 8 * self.counted * (2 if self.counted < self.tokens else 1)
+
+    @property
+    def rounds_to_float16(self) -> bool:
+        """Whether products or gradients are float16; see ``ac_loss._validation.rounds_to_float16``."""
+        wanted = (self.grad_hidden, self.grad_weight, self.grad_bias)
+        dtypes = (self.hidden_dtype, self.weight_dtype, self.bias_dtype)
+        return torch.float16 in {self.gemm_dtype, *itertools.compress(dtypes, wanted)}
 
     @property
     def differentiated(self) -> bool:

@@ -1,6 +1,7 @@
 """The callable that stands in for the forward of a model with the fused loss."""
 
 import inspect
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +30,7 @@ class FusedForward:
         self.model = model
         self.config = config
         self.replaced = model.__dict__.get("forward")  # an instance's own forward, put there by another tool
-        self.running = False
+        self.running: int | None = None  # the thread in which a training forward runs
         self.warned = False
 
     @property
@@ -45,12 +46,14 @@ class FusedForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if args and args[0] is self.model:
             args = args[1:]
-        if self.running or not (self.model.training and torch.is_grad_enabled()):
+        if not (self.model.training and torch.is_grad_enabled()):
             return self._original(*args, **kwargs)
         if torch.compiler.is_compiling():
             from ac_loss.huggingface._uncompiled import refuse_compiled
 
             refuse_compiled(self.model)
+        if self.running == threading.get_ident():
+            return self._original(*args, **kwargs)
         if not self._has_labels(args, kwargs):
             self._warn_of_logits()
             return self._original(*args, **kwargs)
@@ -59,12 +62,12 @@ class FusedForward:
     def _train(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = type(self.model).__name__
         origin = Origin(name, self.config)
-        self.running = True
-        try:
-            with lazy_heads(self.model, find_heads(self.model), origin):
+        with lazy_heads(self.model, find_heads(self.model), origin):
+            self.running = origin.thread
+            try:
                 output = self._original(*args, **kwargs)
-        finally:
-            self.running = origin.running = False
+            finally:
+                self.running, origin.running = None, False
         if not origin.losses:
             what = "computed no loss from its head's output" if origin.made else "did not run its head"
             raise FusedLossError(

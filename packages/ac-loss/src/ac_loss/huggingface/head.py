@@ -1,6 +1,7 @@
 """The head of a model: where it is, and how its matrix product is left out."""
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +20,9 @@ from ac_loss.huggingface.origin import GIB, Origin, cost
 # The head's own forward runs as ever, its hooks included, under a mode that answers `F.linear` onto the vocabulary with
 # lazy logits. So a head that is wrapped (LoRA, modules_to_save) or hooked (offloading) is honoured rather than
 # bypassed, or its operations are refused. Nothing stays on the head between forwards: whoever wraps, replaces or saves
-# it, finds what the model's author put there.
+# it, finds what the model's author put there. While it is there, it answers the training forward that put it there and
+# nobody else: a forward under no_grad in the midst of it (of a teacher that shares the head) or in another thread is as
+# ever.
 
 
 def find_heads(model: nn.Module) -> dict[str, nn.Module]:
@@ -73,12 +76,18 @@ def vocab_size(head: nn.Module) -> int | None:
     return weight.shape[0] if isinstance(weight, Tensor) and weight.dim() == 2 else None
 
 
+_TAKING = threading.Lock()
+
+
 @contextmanager
 def lazy_heads(model: nn.Module, heads: dict[str, nn.Module], origin: Origin) -> Iterator[None]:
     """While it lasts, a forward of any of `heads` gives lazy logits."""
-    replaced = {path: head.__dict__.get("forward") for path, head in heads.items()}
-    for path, head in heads.items():
-        head.__dict__["forward"] = _lazy_forward(model, path, head, origin)
+    with _TAKING:
+        for path, head in heads.items():
+            _refuse_taken(path, head, origin)
+        replaced = {path: head.__dict__.get("forward") for path, head in heads.items()}
+        for path, head in heads.items():
+            head.__dict__["forward"] = _LazyForward(model, path, head, origin)
     try:
         yield
     finally:
@@ -89,25 +98,49 @@ def lazy_heads(model: nn.Module, heads: dict[str, nn.Module], origin: Origin) ->
                 head.__dict__["forward"] = replaced[path]
 
 
-def _lazy_forward(model: nn.Module, path: str, head: nn.Module, origin: Origin) -> Callable[..., Any]:
-    original = head.__dict__.get("forward") or type(head).forward.__get__(head)
+def _refuse_taken(path: str, head: nn.Module, origin: Origin) -> None:
+    """Raise for a head that another forward has lazy logits from, or whose hooks wait for their gradient."""
+    taken = head.__dict__.get("forward")
+    if isinstance(taken, _LazyForward):
+        other = taken.origin
+        where = "in another thread" if other.thread != origin.thread else "around this one"
+        raise FusedLossError(
+            f"{origin.model}: its head '{path}' is in use by a training forward of {other.model} {where}, with the "
+            "fused loss as well. Of models inside of one another, or with one head, only the outermost can have it "
+            "(ac_loss.huggingface.remove_fused_loss(inner)); of threads, one at a time can train a model"
+        )
+    if head._backward_hooks or head._backward_pre_hooks:
+        raise FusedLossError(
+            f"{origin.model}: its head '{path}' has a backward hook, which waits for the gradient of the logits, and "
+            "the fused loss never makes one. Remove the hook, put it on the module before the head, or take the fused "
+            "loss off with ac_loss.huggingface.remove_fused_loss(model)"
+        )
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        units = _fsdp_units(model, path)
+
+class _LazyForward:
+    """Stands in for the forward of the head at `path` while a training forward of `model` runs."""
+
+    def __init__(self, model: nn.Module, path: str, head: nn.Module, origin: Origin) -> None:
+        self.model, self.path, self.head, self.origin = model, path, head, origin
+        self.original: Callable[..., Any] = head.__dict__.get("forward") or type(head).forward.__get__(head)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        origin = self.origin
+        if threading.get_ident() != origin.thread or not torch.is_grad_enabled():
+            return self.original(*args, **kwargs)
+        units = _fsdp_units(self.model, self.path)
         origin.sharded |= bool(units)
-        origin.unit = units[-1] if units and units[-1] is not model else None
-        with _LazyLinear(vocab_size(head), origin):
-            logits = original(*args, **kwargs)
+        origin.unit = units[-1] if units and units[-1] is not self.model else None
+        with _LazyLinear(vocab_size(self.head), origin):
+            logits = self.original(*args, **kwargs)
         if not isinstance(logits, LazyLogits):
             price = f": {cost(logits.shape)}" if isinstance(logits, Tensor) else ""
             raise FusedLossError(
-                f"{origin.model}: its head '{path}' ({type(head).__name__}) does not multiply by F.linear, and made "
-                f"logits in full{price}. The fused loss cannot be used with such a head (a quantized one?): take it "
-                "off with ac_loss.huggingface.remove_fused_loss(model)"
+                f"{origin.model}: its head '{self.path}' ({type(self.head).__name__}) does not multiply by F.linear, "
+                f"and made logits in full{price}. The fused loss cannot be used with such a head (a quantized one?): "
+                "take it off with ac_loss.huggingface.remove_fused_loss(model)"
             )
         return logits
-
-    return forward
 
 
 class _LazyLinear(TorchFunctionMode):

@@ -1,6 +1,7 @@
 """Where lazy logits come from: one training forward of one model."""
 
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,7 @@ class Origin:
         unit: the FSDP2 unit to run the loss in, None where the weight is there without.
         sharded: whether FSDP2 shards the model or a part of it that holds the head.
         running: whether the model's forward has not ended.
+        thread: in which it runs.
         made: how often the head made lazy logits.
         losses: how many losses were computed from them.
         weights: the tensors that the logits are made from, with the version that each had then.
@@ -45,6 +47,7 @@ class Origin:
     unit: nn.Module | None = None
     sharded: bool = False
     running: bool = True
+    thread: int = field(default_factory=threading.get_ident)
     made: int = 0
     losses: int = 0
     weights: list[tuple[Tensor, int]] = field(default_factory=list)

@@ -75,7 +75,8 @@ def layout(name: str, tensor: DTensor, roles: Sequence[Role | None], grad_reduce
 
 def gather(tensor: DTensor, lay: Layout, dtype: torch.dtype) -> torch.Tensor:
     """The plain tensor that this rank computes with, in ``dtype``; differentiable, as the NOTE above says."""
-    return _Gather.apply(tensor, lay, dtype)
+    # Under inference_mode a DTensor cannot be detached, which the function below does.
+    return _Gather.apply(tensor, lay, dtype) if torch.is_grad_enabled() else _whole(tensor, lay, dtype)
 
 
 class _Gather(torch.autograd.Function):
@@ -108,23 +109,41 @@ def _whole(tensor: DTensor, lay: Layout, dtype: torch.dtype) -> torch.Tensor:
 
 
 def kept_sharded(
-    whole: torch.Tensor, tensor: DTensor, lay: Layout
-) -> contextlib.AbstractContextManager[torch.autograd.graph.saved_tensors_hooks]:
-    """A context in which autograd saves ``tensor``, the shard, when it is asked to save ``whole``."""
-    storage, shape, dtype = whole.untyped_storage().data_ptr(), whole.shape, whole.dtype
-    shard, version = tensor.detach(), tensor._version
+    weight: tuple[torch.Tensor, DTensor, Layout] | None, others: Sequence[tuple[torch.Tensor, DTensor]]
+) -> contextlib.AbstractContextManager[object]:
+    """A context in which autograd saves the shard of a weight when it is asked to save the whole, and checks versions.
 
-    def pack(saved: torch.Tensor) -> torch.Tensor | None:
-        return None if saved.untyped_storage().data_ptr() == storage and saved.shape == shape else saved
+    Args:
+        weight: the plain weight, what it was gathered from, and how; None if it was plain to begin with.
+        others: plain tensors, and what each was taken out of.
+    """
+    # Of the whole weight nothing outlives the forward but what tells it from others.
+    whole = shard = lay = dtype = None
+    if weight is not None:
+        plain, shard, lay = weight[0], weight[1].detach(), weight[2]
+        whole, dtype = (_storage(plain), plain.shape), plain.dtype
+    with torch.no_grad():
+        given = {_storage(p): d.detach() for p, d in others if _storage(p) == _storage(d.to_local())}
 
-    def unpack(kept: torch.Tensor | None) -> torch.Tensor:
-        if kept is not None:
-            return kept
-        if shard._version != version:
+    # Hooks switch autograd's own check off, and it does not see that the DTensor behind a plain tensor was changed.
+    def pack(saved: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor, int]:
+        if (_storage(saved), saved.shape) == whole:
+            return None, shard, shard._version
+        source = given.get(_storage(saved), saved)
+        return saved, source, source._version
+
+    def unpack(kept: tuple[torch.Tensor | None, torch.Tensor, int]) -> torch.Tensor:
+        saved, source, version = kept
+        if source._version != version:
+            what = "the sharded weight" if saved is None else f"a tensor {list(source.shape)}"
             raise RuntimeError(
-                "linear_cross_entropy: the sharded weight has been modified by an inplace operation since the forward, "
-                "and the backward needs its values; step the optimizer after the backward"
+                f"linear_cross_entropy: {what} has been modified by an inplace operation since the forward, and the "
+                "backward needs its values; step the optimizer after the backward"
             )
-        return _whole(shard, lay, dtype)
+        return _whole(shard, lay, dtype) if saved is None else saved
 
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

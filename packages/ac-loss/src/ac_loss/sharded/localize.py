@@ -76,19 +76,25 @@ def localize(
     groups.check()
     check_are_tensors(hidden, weight, labels, bias)
     head = _head(weight, bias, groups)
+    given = hidden
     hidden, summed = _local_tokens("hidden", hidden, groups, head.ranks)
+    tokens = [(hidden, given)] if isinstance(given, DTensor) else []
     labels, _ = _local_tokens("labels", labels, groups, head.ranks)
 
     weight_dtype = _dtype(weight, head.weight, autocast or hidden.dtype)
     bias_dtype = None if bias is None else _dtype(bias, head.bias, autocast or hidden.dtype)
     # Before anything moves: with the shapes of the whole, and the dtypes that they will have.
     check_tensors(hidden, _outline(weight, weight_dtype), labels, _outline(bias, bias_dtype), autocast)
-    saving: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    gathered, others = None, list(tokens)
     if head.weight is not None:
         sharded, weight = weight, gather(weight, head.weight, weight_dtype)
-        saving = kept_sharded(weight, sharded, head.weight)
+        gathered = (weight, sharded, head.weight)
     if head.bias is not None:
-        bias = gather(bias, head.bias, bias_dtype)
+        sharded, bias = bias, gather(bias, head.bias, bias_dtype)
+        others.append((bias, sharded))
+    saving: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    if torch.is_grad_enabled() and (gathered or others):
+        saving = kept_sharded(gathered, others)
 
     vocabulary = None
     if head.group is not None:

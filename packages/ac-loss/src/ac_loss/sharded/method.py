@@ -21,6 +21,8 @@ def add_loss_method(head: nn.Linear, name: str = "loss", **options: Any) -> None
         name: of the method.
         options: of :func:`ac_loss.linear_cross_entropy`, fixed for all calls; a call may give more.
 
+    The method raises ``ValueError`` where the unit would round the loss (``mp_policy.output_dtype``).
+
     Raises:
         TypeError: ``head`` is not an ``nn.Linear`` with the forward of one (adapters add to it, and the method would
             pass them by).
@@ -35,11 +37,28 @@ def add_loss_method(head: nn.Linear, name: str = "loss", **options: Any) -> None
     if hasattr(head, name):
         raise ValueError(f"name: {type(head).__name__} has an attribute {name!r}; choose another name")
 
-    def loss(self: nn.Linear, hidden: torch.Tensor, labels: torch.Tensor, **more: Any) -> torch.Tensor:
-        return linear_cross_entropy(hidden, self.weight, labels, self.bias, **(options | more))
+    in_unit = f"_{name}_in_unit"
 
+    def compute(self: nn.Linear, hidden: torch.Tensor, labels: torch.Tensor, **given: Any) -> torch.Tensor:
+        return linear_cross_entropy(hidden, self.weight, labels, self.bias, **given)
+
+    def loss(self: nn.Linear, hidden: torch.Tensor, labels: torch.Tensor, **more: Any) -> torch.Tensor:
+        given = options | more
+        number = given.get("num_label_tokens")
+        if isinstance(number, torch.Tensor) and number.is_floating_point() and not number.dim():
+            # The unit casts every floating-point tensor it is given, and 100001 in bfloat16 is 99840.
+            given["num_label_tokens"] = number.item()
+        value = getattr(self, in_unit)(hidden, labels, **given)
+        if value.dtype.itemsize < 4:
+            raise ValueError(
+                f"{name}: the FSDP2 unit of the head rounds the loss to {value.dtype}, which would cost it its "
+                "accuracy; give that unit an mp_policy without output_dtype"
+            )
+        return value
+
+    setattr(head, in_unit, compute.__get__(head))
     setattr(head, name, loss.__get__(head))
     if torch.distributed.is_available():
         from torch.distributed.fsdp import register_fsdp_forward_method
 
-        register_fsdp_forward_method(head, name)
+        register_fsdp_forward_method(head, in_unit)

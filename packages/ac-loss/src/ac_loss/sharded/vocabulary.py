@@ -68,7 +68,7 @@ def meet(group: dist.ProcessGroup, ranks: Sequence[int], width: int, labels: tor
         ValueError: the ranks have different labels, or one of them no row of the vocabulary. On every rank.
     """
     flat = labels.reshape(-1).to(torch.int64)
-    odd = torch.arange(1, 2 * flat.numel(), 2, device=flat.device)
+    odd = torch.arange(flat.numel(), device=flat.device).mul_(2).add_(1)
     mine = torch.stack([flat.new_tensor(width), flat.new_tensor(flat.numel()), (flat * odd).sum(), flat.sum()])
     gathered = [torch.empty_like(mine) for _ in ranks]
     dist.all_gather(gathered, mine, group=group)

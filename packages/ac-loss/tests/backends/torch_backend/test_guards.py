@@ -48,7 +48,17 @@ def test_they_are_not_while_the_graph_is_kept(said):
         kept.backward()
 
 
-@pytest.mark.parametrize("alias", [lambda t: t, torch.Tensor.detach, lambda t: t[:1]], ids=["same", "detached", "view"])
+ALIASES = {
+    "same": lambda t: t,
+    "detached": torch.Tensor.detach,
+    "view": lambda t: t[:1],
+    "storage": torch.Tensor.untyped_storage,
+    "array": torch.Tensor.numpy,
+    "capsule": torch.utils.dlpack.to_dlpack,
+}
+
+
+@pytest.mark.parametrize("alias", ALIASES.values(), ids=ALIASES)
 def test_they_are_not_while_a_hook_holds_them(said, alias):
     held = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: held.append(alias(t)) or t, lambda t: t):
@@ -63,6 +73,21 @@ def test_they_are_under_hooks_that_give_copies(said):
         value = loss()
     value.backward()
     assert said == [True]
+
+
+def test_hooks_unpack_once_though_the_graph_is_kept(said):
+    # Offloading gives away what it has, so that a second question would find nothing.
+    packed = {}
+
+    def pack(tensor):
+        packed[len(packed)] = tensor
+        return len(packed) - 1
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, packed.pop):
+        value = loss()
+    value.backward(retain_graph=True)
+    assert said == [False]
+    assert not packed
 
 
 def test_they_are_in_a_checkpointed_region(said):

@@ -206,3 +206,29 @@ def test_fp16_gradients_in_the_forward_are_refused(draw):
         linear_cross_entropy(**inputs, grad_mode="forward")
     with torch.autocast("cpu", torch.float16), pytest.raises(ValueError, match="grad_mode: 'forward' rounds"):
         linear_cross_entropy(**draw(20, 31, 13, dtype=torch.float32), grad_mode="forward")
+
+
+# Checkpoints ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("options", [{}, {"accum": "param"}, {"reduction": "none"}], ids=str)
+def test_inside_a_selective_checkpoint_that_keeps_products(draw, gradients, options):
+    from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+    def policy(ctx, op, *args, **kwargs):
+        mm = op is torch.ops.aten.mm.default
+        return CheckpointPolicy.MUST_SAVE if mm else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def checkpointed(**inputs):
+        return checkpoint(
+            lambda: linear_cross_entropy(**inputs, **options),
+            use_reentrant=False,
+            context_fn=lambda: create_selective_checkpoint_contexts(policy),
+        )
+
+    inputs = draw(61, 31, 13)
+    right_loss, right = gradients(linear_cross_entropy, inputs, **options)
+    loss, grads = gradients(checkpointed, inputs)
+    assert torch.equal(loss, right_loss)
+    assert all(torch.equal(grads[name], right[name]) for name in right)

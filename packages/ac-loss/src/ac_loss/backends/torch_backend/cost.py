@@ -20,7 +20,7 @@ def extra_bytes(request: "Request") -> int:
     grows with its threads). Gradients that the forward finishes count as returned: the backward scales them in place,
     unless the graph is kept or saved-tensor hooks have held on to them; then they exist twice.
     """
-    recompute = request.reduction == "none" or request.grad_mode == "recompute" or request.gemm_dtype == torch.float16
+    recompute = request.reduction == "none" or request.grad_mode == "recompute" or request.rounds_to_float16
     if not recompute:
         return request.label_bytes + (_sweep(request) if request.differentiated else sum(_losses(request)))
     most = _statistics_forward(request)

@@ -99,7 +99,8 @@ class WeightGradient:
         if self._sum is not None:
             add_product(self._sum, left, hidden)
         elif only or self._sum_dtype == hidden.dtype:
-            self._sum = left @ hidden
+            # Into a tensor of ours: a selective checkpoint around the loss keeps results of `mm`, and this one changes.
+            self._sum = torch.mm(left, hidden, out=hidden.new_empty(self._weight.shape))
         else:
             self._sum = torch.empty(self._weight.shape, dtype=self._sum_dtype, device=hidden.device)
             add_product(self._sum, left, hidden, first=True)

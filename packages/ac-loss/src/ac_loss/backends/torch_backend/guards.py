@@ -27,21 +27,22 @@ def refuse_double_backward() -> None:
 # a second time when memory is at its fullest, at the start of the backward; scaling in place would spoil the next
 # backward over a graph that is kept. Two questions decide, and where either cannot be asked the answer is a copy:
 # 1. Is the graph freed with this backward? `maybe_clear_saved_tensors` drops the saved tensors if so, as autograd
-#    itself does a moment later; what is dropped cannot be read again.
+#    itself does a moment later; what is dropped cannot be read again. Whether it was is asked of the packed tensors:
+#    unpacking once more runs the hooks once more, and some (offloading, checkpoints) have given theirs away.
 # 2. Does anybody else hold them? Saved-tensor hooks may have kept what they were given, as the same tensor (its Python
-#    references tell) or as another on the same storage (the storage's count tells).
+#    references tell), as another on the same storage (the storage's count tells), or as that storage (its Python
+#    references tell: one object stands for it however many hold it).
 
 
 def take_saved(ctx: torch.autograd.function.FunctionCtx) -> tuple[list[torch.Tensor | None], bool]:
     """The saved tensors of a backward, and whether they may be changed: nobody will ever see them again."""
     saved = list(ctx.saved_tensors)
-    # Private: nothing public says whether the graph is kept. torch's own compiled backward relies on it.
-    clear = getattr(ctx, "maybe_clear_saved_tensors", None)
-    if clear is None:
+    # Private: nothing public says whether the graph is kept. torch's own compiled backward relies on the first.
+    if not hasattr(ctx, "maybe_clear_saved_tensors") or not hasattr(type(ctx), "_raw_saved_tensors"):
         return saved, False
-    clear()
+    ctx.maybe_clear_saved_tensors()
     with contextlib.suppress(RuntimeError):
-        ctx.saved_tensors  # noqa: B018 - raises once they are gone
+        ctx._raw_saved_tensors  # noqa: B018 - raises once they are gone
         return saved, False
     return saved, _unshared(saved)
 
@@ -52,8 +53,9 @@ def _unshared(tensors: list[torch.Tensor | None]) -> bool:
     if count is None:
         return False
 
-    def holders(owners: list[torch.Tensor | None], index: int) -> tuple[int, int]:
-        return sys.getrefcount(owners[index]), count(owners[index].untyped_storage()._cdata)
+    def holders(owners: list[torch.Tensor | None], index: int) -> tuple[int, int, int]:
+        storage = owners[index].untyped_storage()
+        return sys.getrefcount(owners[index]), count(storage._cdata), sys.getrefcount(storage)
 
     nobody_else = holders([torch.empty(0)], 0)
     return all(tensors[i] is None or holders(tensors, i) == nobody_else for i in range(len(tensors)))

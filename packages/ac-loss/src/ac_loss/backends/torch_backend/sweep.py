@@ -15,6 +15,7 @@ import torch
 
 from ac_loss._job import Job
 from ac_loss._main_grad import main_grad_of, mark_added
+from ac_loss._validation import rounds_to_float16
 from ac_loss.backends.torch_backend.chunking import block_rows, chunk_rows, spans
 from ac_loss.backends.torch_backend.gradients import Gradients, GradientSums, Wanted, add_scaled
 from ac_loss.backends.torch_backend.guards import autocast_off, refuse_double_backward, take_saved
@@ -99,6 +100,7 @@ class _GradInForward(torch.autograd.Function):
         losses, gradients = _differentiate(job, hidden, weight, bias, row_weight=1.0 / job.divisor, wanted=wanted)
         # The node may hold the weight, which is a leaf: no graph that could hold the node hangs on it.
         ctx.owner = weight if job.accum == "main_grad" else None
+        ctx.counts = job.labels.numel() > 0
         ctx.save_for_backward(*gradients)
         return losses.sum().div_(job.divisor)
 
@@ -106,6 +108,9 @@ class _GradInForward(torch.autograd.Function):
     def backward(ctx, upstream):
         refuse_double_backward()
         gradients, ours = take_saved(ctx)
+        if not ctx.counts:
+            # The caller may have divided by the number of labels, 0, and 0 * inf is not 0.
+            upstream = torch.zeros_like(upstream)
         if ctx.owner is not None and gradients[1] is not None:
             add_scaled(main_grad_of(ctx.owner), gradients[1], upstream)
             mark_added(ctx.owner)
@@ -137,8 +142,7 @@ def run(
         A scalar, or for ``"none"`` ``[N]`` with 0 at rows that do not count; fp32, or fp64 for fp64 products.
     """
     inputs = (hidden, weight, bias)
-    # fp16 has no room for gradients without the loss scale that only the backward knows.
-    if reduction == "sum" and job.grad_mode != "recompute" and job.gemm_dtype != torch.float16:
+    if reduction == "sum" and job.grad_mode != "recompute" and not rounds_to_float16(job.gemm_dtype, *inputs):
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
             return _GradInForward.apply(*inputs, job)
         return _sweep(job, *inputs).sum().div_(job.divisor)
