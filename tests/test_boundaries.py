@@ -43,7 +43,10 @@ def imported(package: Path) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda p: p.name)
 def test_imports_are_declared(package):
-    declared = {import_name(name) for name in required(project(package)["dependencies"])}
+    data = project(package)
+    extras = data.get("optional-dependencies", {}).values()
+    requirements = [*data["dependencies"], *(requirement for extra in extras for requirement in extra)]
+    declared = {import_name(name) for name in required(requirements)}
     own = package.name.replace("-", "_")
     undeclared = {
         module: files

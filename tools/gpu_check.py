@@ -4,7 +4,8 @@
     hatch run python tools/gpu_check.py --out cpu.json --small    # the same table of a tiny model, anywhere
 
 Runs `ac-recipes train` once for every row, in a process of its own, and writes the losses, the peak memory and the
-seconds of each step. Needs torch and transformers alone, so that it also runs from a checkout, without an install:
+seconds of each step. Then the loss by itself, every backend beside its peers (`tools/gpu_loss.py`, also in a process of
+its own). Needs torch and transformers alone, so that it also runs from a checkout, without an install:
 `PYTHONPATH=packages/ac-core/src:packages/ac-loss/src:packages/ac-moe/src:packages/ac-recipes/src`.
 """
 
@@ -16,10 +17,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 LLAMA_3_2_1B = {
     "model.config": "{model_type: llama, hidden_size: 2048, intermediate_size: 8192, num_hidden_layers: 16, "
@@ -67,33 +64,12 @@ def run(overrides: dict[str, str], folder: Path) -> dict[str, object]:
     }
 
 
-def loss_errors() -> dict[str, dict[str, float]]:
-    """Relative error of the fused loss and its gradients on this device against the fp64 reference."""
-    import torch
-
-    from ac_loss import linear_cross_entropy, reference
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    errors = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        torch.manual_seed(0)
-        hidden = torch.randn(1500, 256, device=device).to(dtype).requires_grad_()
-        weight = (torch.randn(5003, 256, device=device) * 0.05).to(dtype).requires_grad_()
-        labels = torch.randint(0, 5003, (1500,), device=device)
-        labels[::7] = -100
-        exact = [t.detach().double().requires_grad_() for t in (hidden, weight)]
-        loss, truth = linear_cross_entropy(hidden, weight, labels), reference.linear_cross_entropy(*exact, labels)
-        loss.backward()
-        truth.backward()
-        pairs = {"loss": (loss, truth), "hidden": (hidden.grad, exact[0].grad), "weight": (weight.grad, exact[1].grad)}
-        errors[str(dtype)] = {name: relative_error(ours, true) for name, (ours, true) in pairs.items()}
-    return errors
-
-
-def relative_error(ours: "Tensor", true: "Tensor") -> float:
-    """Norm of the difference over the norm of the truth."""
-    ours, true = ours.detach(), true.detach()
-    return ((ours.double() - true).norm() / true.norm()).item()
+def loss(folder: Path, *, small: bool) -> dict[str, object]:
+    """What `tools/gpu_loss.py` finds, printed as it goes."""
+    out = folder / "loss.json"
+    flags = ["--out", str(out), *(["--small", "--rounds", "1"] if small else [])]
+    done = subprocess.run([sys.executable, str(Path(__file__).with_name("gpu_loss.py")), *flags], check=False)
+    return json.loads(out.read_text()) if done.returncode == 0 else {"failed": f"exit status {done.returncode}"}
 
 
 def main() -> None:
@@ -107,10 +83,9 @@ def main() -> None:
     options = parser.parse_args()
     base = {**(TINY if options.small else LLAMA_3_2_1B), "step_scheduler.max_steps": options.steps}
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
-    result = {"device": device, "torch": torch.__version__, "settings": base, "loss_errors": loss_errors(), "rows": {}}
-    for dtype, errors in result["loss_errors"].items():
-        print(f"loss against the fp64 reference, {dtype}: " + ", ".join(f"{k} {v:.1e}" for k, v in errors.items()))
+    result = {"device": device, "torch": torch.__version__, "settings": base, "rows": {}}
     with tempfile.TemporaryDirectory() as folder:
+        result["loss"] = loss(Path(folder), small=options.small)
         for name, (checkpointing, kind) in ROWS.items():
             policy = {"distributed.activation_checkpointing": checkpointing, "loss_fn.kind": kind}
             row = run({**base, **policy}, Path(folder))

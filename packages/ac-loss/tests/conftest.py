@@ -1,14 +1,22 @@
 """Inputs and instruments shared by the tests of ac-loss."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ac_loss.backends.torch_backend import chunking
+
+# With --import-mode=importlib a test file cannot import its neighbours by name; the ranks' processes could not either.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from ac_loss_ranks import Ranks
 
 
 class Recorder(TorchDispatchMode):
@@ -42,15 +50,34 @@ def recorder() -> Recorder:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of a few rows, blocks of a few rows within them, slabs of a few rows of the weight gradient."""
+    """Chunks and tiles of a few rows, blocks of a few rows within them, slabs of a few rows of a product."""
     for name, value in {
         "ROWS_WIDE": 7,
         "ROWS_NARROW": 9,
         "ROWS_FLOOR": 3,
         "BLOCK_BYTES_CPU": 3 * 31 * 4,
         "SLAB_BYTES_CPU": 200,
+        "TILE_ROWS": 11,
+        "TILE_COLUMNS_FLOOR": 5,
+        "TILE_COLUMNS_STEP": 1,
+        "TILE_BYTES_CPU": 11 * 6 * 4,
     }.items():
         monkeypatch.setattr(chunking, name, value)
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """Two processes with an initialised gloo group, shared by the tests and replaced after a failure."""
+    pool = Ranks(2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def four_ranks() -> Iterator[Ranks]:
+    pool = Ranks(4)
+    yield pool
+    pool.close()
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +88,22 @@ def draw() -> Callable[..., dict[str, torch.Tensor]]:
 @pytest.fixture(scope="session")
 def gradients() -> Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]:
     return _gradients
+
+
+@pytest.fixture(scope="session")
+def assert_near() -> Callable[..., None]:
+    return _assert_near
+
+
+def _assert_near(got: torch.Tensor | None, right: torch.Tensor | None, dtype: torch.dtype) -> None:
+    """Within a few roundings of ``dtype``, relative to the largest entry."""
+    if right is None or got is None:
+        assert got is right
+        return
+    tolerance = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 1.6e-2}[dtype]
+    right = right.double()
+    scale = right.abs().max().item() if right.numel() else 0.0
+    torch.testing.assert_close(got.double(), right, rtol=0, atol=tolerance * max(scale, 1e-30))
 
 
 def _draw(
@@ -87,3 +130,24 @@ def _gradients(
     loss = function(**leaves, labels=inputs["labels"], **options)
     (loss * upstream).sum().backward()
     return loss.detach(), {k: v.grad for k, v in leaves.items()}
+
+
+@pytest.fixture(scope="session")
+def peak_bytes() -> Callable[..., int]:
+    return _peak_bytes
+
+
+def _peak_bytes(function: Callable[..., torch.Tensor], inputs: dict[str, torch.Tensor], **options: Any) -> int:
+    """Most bytes held at a time by forward and backward on the CPU, beyond inputs and gradients.
+
+    Inputs that already require a gradient, or labels, are taken as they are; the others are made to.
+    """
+    leaves = {k: v if k == "labels" else v.requires_grad_() for k, v in inputs.items()}
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        function(**leaves, **options).sum().backward()
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most - sum(t.grad.nbytes for t in leaves.values() if t.grad is not None)

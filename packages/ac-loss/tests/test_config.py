@@ -13,10 +13,12 @@ def test_defaults():
         "kind": "fused",
         "backend": "auto",
         "accum": "fp32",
+        "grad_mode": "auto",
         "ignore_index": -100,
         "logit_softcapping": 0.0,
         "label_smoothing": 0.0,
         "z_loss": 0.0,
+        "logit_scale": 1.0,
     }
 
 
@@ -24,9 +26,10 @@ def test_defaults():
     ("field", "value", "message"),
     [
         ("kind", "fusd", "kind: 'fusd' is not one of 'fused', 'plain'"),
-        ("backend", "trition", "backend: 'trition' is not one of 'auto', 'torch'"),
-        ("backend", None, "backend: None is not one of 'auto', 'torch'"),
-        ("accum", "bf16", "accum: 'bf16' is not one of 'fp32', 'param'"),
+        ("backend", "trition", "backend: 'trition' is not one of 'auto', 'torch', 'triton', 'liger', 'cce', 'native'"),
+        ("backend", None, "backend: None is not one of 'auto', 'torch', 'triton', 'liger', 'cce', 'native'"),
+        ("accum", "bf16", "accum: 'bf16' is not one of 'fp32', 'param', 'main_grad'"),
+        ("grad_mode", "backward", "grad_mode: 'backward' is not one of 'auto', 'forward', 'recompute'"),
         ("ignore_index", "-100", "ignore_index: '-100' is not an integer"),
         ("ignore_index", True, "ignore_index: True is not an integer"),
         ("logit_softcapping", -30.0, "logit_softcapping: -30.0 is not a number of at least 0"),
@@ -34,6 +37,7 @@ def test_defaults():
         ("label_smoothing", 1.5, "label_smoothing: 1.5 is not a number of at least 0 and at most 1"),
         ("label_smoothing", True, "label_smoothing: True is not a number of at least 0 and at most 1"),
         ("z_loss", float("nan"), "z_loss: nan is not a number of at least 0"),
+        ("logit_scale", 0, "logit_scale: 0 is not a number above 0"),
         ("z_loss", "1e-4", "z_loss: '1e-4' is not a number of at least 0"),
     ],
 )
@@ -52,7 +56,7 @@ def test_frozen_and_keyword_only():
 
 def test_every_setting_of_the_fused_loss_reaches_the_module():
     settings = {field.name for field in dataclasses.fields(LossConfig)} - {"kind"}
-    assert settings == set(inspect.signature(FusedLinearCrossEntropy).parameters) - {"reduction"}
+    assert settings == set(inspect.signature(FusedLinearCrossEntropy).parameters) - {"reduction", "strict_nan"}
 
 
 def test_registered_for_recipes():

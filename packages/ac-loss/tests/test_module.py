@@ -22,6 +22,8 @@ def test_interface_of_the_guide():
         ({}, {"reduction": "sum"}),
         ({"reduction": "mean", "ignore_index": 3}, {"reduction": "mean", "ignore_index": 3}),
         ({"logit_softcapping": 2.0}, {"reduction": "sum", "softcap": 2.0}),
+        ({"logit_scale": 0.25}, {"reduction": "sum", "logit_scale": 0.25}),
+        ({"grad_mode": "recompute"}, {"reduction": "sum"}),
         ({"label_smoothing": 0.1, "z_loss": 0.01}, {"reduction": "sum", "label_smoothing": 0.1, "z_loss": 0.01}),
         ({"reduction": "none", "accum": "param", "backend": "torch"}, {"reduction": "none"}),
     ],
@@ -53,11 +55,13 @@ def test_an_option_is_checked_when_the_loss_is_built():
         FusedLinearCrossEntropy(logit_softcapping=-1)
     with pytest.raises(ValueError, match="reduction: 'avg' is not one of 'none', 'sum', 'mean'"):
         FusedLinearCrossEntropy(reduction="avg")
+    with pytest.raises(ValueError, match="grad_mode: 'forward' finishes the gradients before the backward"):
+        FusedLinearCrossEntropy(reduction="none", grad_mode="forward")
 
 
-def test_a_process_group_is_refused(draw):
+def test_something_that_is_no_process_group_is_named(draw):
     inputs = draw((4, 5), 31, 13)
-    with pytest.raises(ValueError, match=r"grad_reduce_group: .* this version does not do; .* pass None"):
+    with pytest.raises(TypeError, match=r"grad_reduce_group: a torch.distributed.ProcessGroup is needed, got <object"):
         FusedLinearCrossEntropy()(inputs["hidden"], inputs["labels"], inputs["weight"], grad_reduce_group=object())
 
 
@@ -66,5 +70,5 @@ def test_nothing_to_train_and_picklable():
     assert not list(loss_fn.parameters()) and not loss_fn.state_dict()  # noqa: PT018
     assert repr(loss_fn) == (
         "FusedLinearCrossEntropy(ignore_index=-100, logit_softcapping=0, reduction='mean', label_smoothing=0.0, "
-        "z_loss=0.0001, backend='auto', accum='fp32')"
+        "z_loss=0.0001, backend='auto', accum='fp32', logit_scale=1.0, grad_mode='auto', strict_nan=False)"
     )

@@ -6,28 +6,29 @@ import torch
 from ac_loss._objective import Objective
 
 
-def spelled_out(x, labels, softcap, smoothing, z):
+def spelled_out(x, labels, *, scale, softcap, smoothing, z):
     """The docstring's formula, one token at a time."""
     losses = []
     for row, label in zip(x, labels.tolist(), strict=True):
-        s = softcap * torch.tanh(row / softcap) if softcap else row
+        s = softcap * torch.tanh(scale * row / softcap) if softcap else scale * row
         lse = torch.log(torch.exp(s).sum())
         losses.append((1 - smoothing) * (lse - s[label]) + smoothing * (lse - s.mean()) + z * lse**2)
     return torch.stack(losses)
 
 
 @pytest.mark.parametrize(
-    ("softcap", "smoothing", "z"), list(itertools.product([None, 1.5], [0.0, 0.2, 1.0], [0.0, 0.3]))
+    ("scale", "softcap", "smoothing", "z"),
+    list(itertools.product([1.0, 0.3], [None, 1.5], [0.0, 0.2, 1.0], [0.0, 0.3])),
 )
-def test_losses_and_gradient_are_the_formula_s(softcap, smoothing, z):
+def test_losses_and_gradient_are_the_formula_s(scale, softcap, smoothing, z):
     torch.manual_seed(0)
     x = torch.randn(5, 7, dtype=torch.float64, requires_grad=True)
     labels, bias, weight = torch.randint(0, 7, (5,)), torch.randn(7, dtype=torch.float64), torch.randn(5).double()
-    right = spelled_out(x + bias, labels, softcap, smoothing, z)
+    right = spelled_out(x + bias, labels, scale=scale, softcap=softcap, smoothing=smoothing, z=z)
     (gradient,) = torch.autograd.grad((right * weight).sum(), x)
 
     work = x.detach().clone()
-    objective = Objective(softcap=softcap, label_smoothing=smoothing, z_loss=z)
+    objective = Objective(logit_scale=scale, softcap=softcap, label_smoothing=smoothing, z_loss=z)
     torch.testing.assert_close(objective.evaluate_(work, labels, bias, weight), right.detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(work, gradient, rtol=1e-12, atol=1e-12)
     losses = objective.evaluate_(x.detach().clone(), labels, bias, None)

@@ -4,6 +4,8 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import gc
+import time
 from collections.abc import Callable, Iterator
 
 import torch
@@ -17,13 +19,21 @@ HIDDEN, WIDE, EXPERTS, TOP_K = 16, 24, 4, 2
 TOKENS = (5, 8)  # on rank 0 and rank 1
 
 
+DISPATCHERS: dict[str, Callable] = {
+    "alltoall": ac_moe.AllToAllDispatcher,
+    "hybridep": functools.partial(ac_moe.HybridEPDispatcher, buffer=ac_moe.reference.HybridEPBuffer),
+}
+
+
 class Layer(nn.Module):
     """One MoE layer with its residual: form `add` saves nothing after the combine, form `mul` saves its output."""
 
-    def __init__(self, form: str = "mul", *, experts: int = EXPERTS, top_k: int = TOP_K) -> None:
+    def __init__(
+        self, form: str = "mul", *, experts: int = EXPERTS, top_k: int = TOP_K, dispatcher: str = "alltoall"
+    ) -> None:
         super().__init__()
         self.form, self.top_k = form, top_k
-        self.dispatcher = ac_moe.AllToAllDispatcher(experts)
+        self.dispatcher = DISPATCHERS[dispatcher](experts)
         local = len(self.dispatcher.local_experts)
         self.router = nn.Parameter(torch.randn(experts, HIDDEN))
         self.scale = nn.Parameter(torch.randn(HIDDEN))
@@ -52,10 +62,38 @@ class Layer(nn.Module):
         return x + y if self.form == "add" else x + y * self.scale
 
 
-def build(layers: int = 3, form: str = "mul", dtype: torch.dtype = torch.float32, **options: int) -> nn.ModuleList:
+class GroupedLayer(Layer):
+    """The same with `experts: torch_mm`: what `moe_tail` needs."""
+
+    def mixture(self, x: torch.Tensor) -> torch.Tensor:
+        ids, weights = self.route(x)
+        sent = self.dispatcher.dispatch(x, ids, weights)
+        offsets = sent.tokens_per_expert.cumsum(0).int()
+        gate = ac_moe.experts.grouped_mm(sent.rows, self.gate, offsets)
+        up = ac_moe.experts.grouped_mm(sent.rows, self.up, offsets)
+        inner = (nn.functional.silu(gate) * up * sent.weights[:, None]).to(sent.rows.dtype)
+        return self.dispatcher.combine(ac_moe.experts.down_projection(inner, self.down, offsets), sent)
+
+
+def stats_at_rest() -> ac_moe.Stats:
+    """What is counted once nothing is live any more, or after two seconds if something stays.
+
+    A thread of gloo's may hold a collective's tensors for a moment after it is done, and these may hold their graph.
+    """
+    deadline = time.monotonic() + 2
+    while True:
+        stats = ac_moe.stats()
+        if not (stats.live_entries or stats.live_pinned) or time.monotonic() > deadline:
+            return stats
+        time.sleep(0.01)
+
+
+def build(
+    layers: int = 3, form: str = "mul", dtype: torch.dtype = torch.float32, kind: type[Layer] = Layer, **options: object
+) -> nn.ModuleList:
     """The same model on every call; router and scale are alike on all ranks, experts are not."""
     torch.manual_seed(7)
-    model = nn.ModuleList(Layer(form, **options) for _ in range(layers))
+    model = nn.ModuleList(kind(form, **options) for _ in range(layers))
     torch.manual_seed(100 + dist.get_rank())
     for layer in model:
         for weight in (layer.gate, layer.up, layer.down):
@@ -98,17 +136,27 @@ def recompute(block: Callable, x: torch.Tensor, mode: str, *, inner: Callable | 
     return checkpoint(block, x, use_reentrant=False, context_fn=ac_moe.context_fn(mode, inner=inner), **options)
 
 
+# How a block is checkpointed: (block, input, mode) -> output.
+KINDS: dict[str, Callable] = {
+    "early stop": recompute,
+    "to the end": functools.partial(recompute, early_stop=False),
+    "reentrant": lambda block, x, mode: checkpoint(ac_moe.wrap_reentrant(block, mode), x, use_reentrant=True),
+}
+
+
+def checkpointed_by(kind: str, mode: str) -> Forward:
+    """Each layer in a checkpoint of its own, of one of `KINDS`; without any for `kind == "off"`."""
+
+    def forward(model: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+        for layer in model:
+            x = layer(x) if kind == "off" else KINDS[kind](layer, x, mode)
+        return x
+
+    return forward
+
+
 def loss_of(y: torch.Tensor) -> torch.Tensor:
     return (y.float() ** 2).sum()
-
-
-# Forwards and backwards of four microbatches, in the orders that pipeline schedules make.
-SCHEDULES = {
-    "sequential": "f0 b0 f1 b1 f2 b2 f3 b3",
-    "1f1b": "f0 f1 b0 f2 b1 f3 b2 b3",
-    "lifo": "f0 f1 f2 f3 b3 b2 b1 b0",
-    "any": "f0 f1 f2 b1 f3 b3 b0 b2",
-}
 
 
 def gradients(
@@ -148,6 +196,16 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+
+
+def live_tensors() -> list[torch.Tensor]:
+    time.sleep(0.2)  # gloo's threads let go of a collective's tensors a moment after it is done
+    return [o for o in gc.get_objects() if type(o) in (torch.Tensor, nn.Parameter)]
+
+
+def storage_bytes() -> int:
+    storages = (tensor.untyped_storage() for tensor in live_tensors())
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 @dataclasses.dataclass

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from ac_moe_hybridep import KINDS, in_checkpoint
 from ac_moe_model import EXPERTS, Layer, batches, build, checkpointed, differences, gradients, loss_of, plain, recompute
 from ac_moe_ranks import Ranks
 from torch import nn
@@ -159,7 +160,7 @@ class Drifting(Layer):
     """Routes otherwise in the recompute: with other counts, or with the same counts and two tokens exchanged."""
 
     def __init__(self, drift: str) -> None:
-        super().__init__("mul", top_k=1)
+        super().__init__("add", top_k=1)
         self.drift, self.calls = drift, 0
         self.dispatcher = ac_moe.AllToAllDispatcher(EXPERTS, name="layers.3.moe")
 
@@ -169,23 +170,27 @@ class Drifting(Layer):
         ids = (torch.arange(x.shape[0]) % EXPERTS)[:, None]
         if self.calls % 2 == 0 and self.drift == "counts":
             ids = torch.zeros_like(ids)
-        if self.calls % 2 == 0 and self.drift == "exchanged" and torch.distributed.get_rank() == 0:
-            ids[[0, 1]] = ids[[1, 0]]
+        if self.calls % 2 == 0 and torch.distributed.get_rank() == 0:
+            if self.drift == "exchanged":
+                ids[[0, 1]] = ids[[1, 0]]
+            if self.drift == "counts of rank 0":  # among the experts of rank 0, so that rank 1 gets the same rows
+                ids[ids == 1] = 0
         return ids, weights
 
 
-def drifting(rank: int, drift: str) -> dict[str, object]:
+def drifting(rank: int, drift: str, kind: str, mode: str) -> dict[str, object]:
     torch.manual_seed(rank)
     layer, (x,) = Drifting(drift), batches(1)
-    y = recompute(layer, x, "combine")
+    y = in_checkpoint(layer, x, kind, mode)
     with pytest.raises(ac_moe.RecomputeRoutingMismatchError) as caught:
         loss_of(y).backward()
     error = caught.value
     result = {
-        "text": str(error),
         "site": error.site,
+        "text": str(error),
+        "ranks": error.ranks,
         "differ": error.forward != error.recompute,
-        "counts": error.forward.routing.tokens_per_expert == error.recompute.routing.tokens_per_expert,
+        "counts": error.forward.tokens_per_expert == error.recompute.tokens_per_expert,
         "is torch's": isinstance(error, CheckpointError),
     }
     del caught, error, y
@@ -193,18 +198,24 @@ def drifting(rank: int, drift: str) -> dict[str, object]:
     return result | {"next": next_step(build(2)), "left": left_behind()}
 
 
-@pytest.mark.parametrize("drift", ["counts", "exchanged"])
-def test_routing_that_differs_in_the_recompute(ranks: Ranks, drift: str) -> None:
-    """Raised on both ranks alike, even if only rank 0 routes otherwise: none waits for the other."""
-    for result in ranks.run(drifting, drift=drift):
+@pytest.mark.parametrize("mode", ["none", "combine"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("drift", ["counts", "counts of rank 0", "exchanged"])
+def test_routing_that_differs_in_the_recompute(ranks: Ranks, drift: str, kind: str, mode: str) -> None:
+    """Raised on both ranks alike, even if only rank 0 routes otherwise: none waits for the other.
+
+    Also where early stop ends the recompute before the combine.
+    """
+    for rank, result in enumerate(ranks.run(drifting, drift=drift, kind=kind, mode=mode)):
         text = result.pop("text")
         assert text.startswith("layers.3.moe: tokens are routed differently in the recompute than in the forward")
-        assert "forward:   rows [" in text
-        assert "recompute: rows [" in text
+        assert "forward:   5 tokens" in text or "forward:   8 tokens" in text
+        assert "recompute: 5 tokens" in text or "recompute: 8 tokens" in text
         assert result == {
             "site": "layers.3.moe",
+            "ranks": (0, 1) if drift == "counts" else (0,),
             "differ": True,
-            "counts": drift == "exchanged",
+            "counts": drift == "exchanged" or (drift == "counts of rank 0" and rank == 1),
             "is torch's": True,
             "left": (0, 0),
             "next": [],

@@ -23,6 +23,7 @@ def loaded_by(code: str) -> list[str]:
         "from ac_moe import MoEConfig; MoEConfig()",
         "import ac_moe; ac_moe.stats()",
         "import ac_moe; dir(ac_moe), ac_moe.__version__, ac_moe.config",
+        "import ac_moe.megatron; dir(ac_moe.megatron)",
     ],
 )
 def test_import_is_light(code: str) -> None:
@@ -40,14 +41,23 @@ def test_facade() -> None:
     assert ac_moe.__all__ == [
         "AllToAllDispatcher",
         "Dispatched",
+        "ExpertParallel",
+        "HybridEPDispatcher",
         "MoEConfig",
+        "MoETailError",
         "RecomputeCacheError",
         "RecomputeRoutingMismatchError",
         "Stats",
         "__version__",
         "context_fn",
+        "experts",
+        "megatron",
+        "parallelize",
+        "reference",
         "reset_stats",
+        "routing",
         "stats",
+        "wrap_reentrant",
     ]
     assert set(ac_moe.__all__) <= set(dir(ac_moe))
     for name in ac_moe.__all__:

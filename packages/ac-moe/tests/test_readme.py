@@ -6,8 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 README = (Path(__file__).parent.parent / "README.md").read_text()
-DEMO, *REST = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+PROGRAMS = {block.split()[1]: block for block in BLOCKS if re.match(r"# \w+\.py\n", block)}
+REST = [block for block in BLOCKS if block not in PROGRAMS.values()]
 
 
 def run(*command: str) -> str:
@@ -15,7 +19,7 @@ def run(*command: str) -> str:
         [sys.executable, *command],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         check=False,
     )
@@ -23,21 +27,39 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-def test_demo(tmp_path: Path) -> None:
+def printed_by(name: str, folder: Path) -> tuple[str, str]:
+    """What the ranks of a program print, and what the README says that they do."""
     # gloo of torch 2.13 may abort or hang when its group is destroyed, when all is done: that is left out here.
     end = "dist.destroy_process_group()\n"
-    assert DEMO.endswith(end)
+    assert PROGRAMS[name].endswith(end)
     ending = "import os, sys\ndist.barrier()\nsys.stdout.flush()\nos._exit(0)\n"
-    (tmp_path / "demo.py").write_text(DEMO.removesuffix(end) + ending)
-    (shown,) = re.findall(r"^\$ OMP_NUM_THREADS=1 (torchrun .* demo\.py)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    command, output = shown
-    arguments = command.removeprefix("torchrun ").removesuffix("demo.py").split()
-    printed = run("-m", "torch.distributed.run", *arguments, str(tmp_path / "demo.py"))
+    (folder / name).write_text(PROGRAMS[name].removesuffix(end) + ending)
+    shown = re.findall(
+        rf"^\$ OMP_NUM_THREADS=1 (torchrun [^\n]*{re.escape(name)})\n(.*?)^```", README, re.MULTILINE | re.DOTALL
+    )
+    ((command, output),) = shown
+    arguments = command.removeprefix("torchrun ").removesuffix(name).split()
+    return run("-m", "torch.distributed.run", *arguments, str(folder / name)), output
+
+
+def test_demo(tmp_path: Path) -> None:
+    printed, output = printed_by("demo.py", tmp_path)
     # Two processes write to one pipe: lines may share a line end, and come in any order.
     assert sorted(re.findall(r"rank \d: kept .*? collectives", printed)) == output.splitlines()
 
 
+def test_hugging_face(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    printed, output = printed_by("train_moe.py", tmp_path)
+    assert output in printed
+
+
+def test_modes() -> None:
+    (output,) = re.findall(r"^```\n(layer .*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert run("-c", f"{PROGRAMS['tail.py']}\nimport os, sys\nsys.stdout.flush()\nos._exit(0)") == output
+
+
 def test_other_snippets() -> None:
-    assert len(REST) == 2
+    assert len(REST) == 3
     for snippet in REST:
-        run("-c", snippet)
+        run("-c", f"{snippet}\nimport os\nos._exit(0)")

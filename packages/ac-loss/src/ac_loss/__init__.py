@@ -7,17 +7,36 @@ do not import torch and command lines that only read settings start at once.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ac_loss._explain import Explanation, explain
     from ac_loss._functional import linear_cross_entropy
     from ac_loss._module import FusedLinearCrossEntropy
+    from ac_loss._statistics import TokenStatistics, token_statistics
     from ac_loss.config import LossConfig
+    from ac_loss.huggingface import remove_fused_loss, use_fused_loss
 
 __version__ = "0.1.0"
-__all__ = ["FusedLinearCrossEntropy", "LossConfig", "linear_cross_entropy"]
+__all__ = [
+    "Explanation",
+    "FusedLinearCrossEntropy",
+    "LossConfig",
+    "TokenStatistics",
+    "explain",
+    "linear_cross_entropy",
+    "remove_fused_loss",
+    "token_statistics",
+    "use_fused_loss",
+]
 
 _HOME = {
+    "Explanation": "ac_loss._explain",
     "FusedLinearCrossEntropy": "ac_loss._module",
     "LossConfig": "ac_loss.config",
+    "TokenStatistics": "ac_loss._statistics",
+    "explain": "ac_loss._explain",
     "linear_cross_entropy": "ac_loss._functional",
+    "remove_fused_loss": "ac_loss.huggingface",
+    "token_statistics": "ac_loss._statistics",
+    "use_fused_loss": "ac_loss.huggingface",
 }
 
 
@@ -26,7 +45,7 @@ def __getattr__(name: str) -> object:
 
     if name in _HOME:
         value = getattr(importlib.import_module(_HOME[name]), name)
-    elif name in ("config", "reference"):
+    elif name in ("config", "huggingface", "reference", "sharded"):
         value = importlib.import_module(f"ac_loss.{name}")
     else:
         raise AttributeError(f"module 'ac_loss' has no attribute {name!r}")
@@ -35,4 +54,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "config", "reference"})
+    return sorted({*globals(), *__all__, "config", "huggingface", "reference", "sharded"})

@@ -6,8 +6,9 @@ long as loading torch itself.
 
 import torch
 
-from ac_loss import _functional
+from ac_loss import _functional, _statistics
 
-compute = torch.compiler.disable(
-    _functional.compute, reason="ac_loss drops ignored tokens, and how many there are is known only at run time"
-)
+_REASON = "ac_loss drops ignored tokens, and how many there are is known only at run time"
+
+compute = torch.compiler.disable(_functional.compute, reason=_REASON)
+compute_statistics = torch.compiler.disable(_statistics.compute, reason=_REASON)

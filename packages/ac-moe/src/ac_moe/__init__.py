@@ -9,39 +9,59 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ac_moe import experts, megatron, reference, routing
     from ac_moe.cache.contexts import context_fn
+    from ac_moe.cache.reentrant import wrap_reentrant
     from ac_moe.cache.stats import Stats, reset_stats, stats
     from ac_moe.config import MoEConfig
-    from ac_moe.dispatch.alltoall import AllToAllDispatcher, Dispatched
-    from ac_moe.errors import RecomputeCacheError, RecomputeRoutingMismatchError
+    from ac_moe.dispatch.alltoall import AllToAllDispatcher
+    from ac_moe.dispatch.base import Dispatched
+    from ac_moe.dispatch.hybridep import HybridEPDispatcher
+    from ac_moe.errors import MoETailError, RecomputeCacheError, RecomputeRoutingMismatchError
+    from ac_moe.parallel.parallelize import parallelize
+    from ac_moe.parallel.result import ExpertParallel
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AllToAllDispatcher",
     "Dispatched",
+    "ExpertParallel",
+    "HybridEPDispatcher",
     "MoEConfig",
+    "MoETailError",
     "RecomputeCacheError",
     "RecomputeRoutingMismatchError",
     "Stats",
     "__version__",
     "context_fn",
+    "experts",
+    "megatron",
+    "parallelize",
+    "reference",
     "reset_stats",
+    "routing",
     "stats",
+    "wrap_reentrant",
 ]
 
 _HOME = {
     "AllToAllDispatcher": "ac_moe.dispatch.alltoall",
-    "Dispatched": "ac_moe.dispatch.alltoall",
+    "Dispatched": "ac_moe.dispatch.base",
+    "ExpertParallel": "ac_moe.parallel.result",
+    "HybridEPDispatcher": "ac_moe.dispatch.hybridep",
     "MoEConfig": "ac_moe.config",
+    "MoETailError": "ac_moe.errors",
     "RecomputeCacheError": "ac_moe.errors",
     "RecomputeRoutingMismatchError": "ac_moe.errors",
     "Stats": "ac_moe.cache.stats",
     "context_fn": "ac_moe.cache.contexts",
+    "parallelize": "ac_moe.parallel.parallelize",
     "reset_stats": "ac_moe.cache.stats",
     "stats": "ac_moe.cache.stats",
+    "wrap_reentrant": "ac_moe.cache.reentrant",
 }
-_SUBMODULES = ("config", "errors")
+_SUBMODULES = ("config", "errors", "experts", "megatron", "reference", "routing")
 
 
 def __getattr__(name: str) -> object:

@@ -6,17 +6,6 @@ from typing import Literal, get_args
 
 from ac_moe._choices import choice_mistake
 
-# Names of the design that this version refuses. What is missing here is implemented.
-NOT_BUILT: dict[str, tuple[str, ...]] = {
-    "dispatcher": ("hybridep",),
-    "dispatcher_recompute_cache": ("moe_tail",),
-}
-
-
-def built_choices(field: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """The names among `known` that this version implements for `field`."""
-    return tuple(name for name in known if name not in NOT_BUILT.get(field, ()))
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MoEConfig:
@@ -27,20 +16,21 @@ class MoEConfig:
     """
 
     dispatcher: Literal["alltoall", "hybridep"] = "alltoall"
-    """How tokens reach the ranks of their experts. `alltoall` is plain `torch.distributed`, on any backend."""
+    """How tokens reach the ranks of their experts. `alltoall` is plain `torch.distributed`, on any backend;
+    `hybridep` is DeepEP's HybridEP, where it is installed."""
 
     experts: Literal["torch_mm"] = "torch_mm"
     """How the experts multiply: torch's own matrix products."""
 
     dispatcher_recompute_cache: Literal["none", "combine", "moe_tail"] = "none"
     """What a checkpointed block keeps of each MoE layer for its recompute. `combine` keeps the layer's output,
-    `[tokens, hidden]` per layer and in-flight microbatch, and skips the combine's communication in the recompute."""
+    `[tokens, hidden]` per layer and in-flight microbatch, and skips the combine's communication in the recompute.
+    `moe_tail` also skips the GEMM of the down projection, whose output only feeds that combine."""
 
     def __post_init__(self) -> None:
         mistakes = []
         for field in dataclasses.fields(self):
-            known = get_args(field.type)
-            mistake = choice_mistake(field.name, getattr(self, field.name), known, built_choices(field.name, known))
+            mistake = choice_mistake(field.name, getattr(self, field.name), get_args(field.type))
             if mistake is not None:
                 mistakes.append(mistake)
         if mistakes:

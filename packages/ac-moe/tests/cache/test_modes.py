@@ -37,3 +37,35 @@ def test_a_torch_without_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "ac_moe.cache.modes")
     with pytest.raises(ImportError, match=rf"torch 2\.11 to 2\.13 have and torch {torch.__version__[:4]}"):
         importlib.import_module("ac_moe.cache.modes")
+
+
+def test_answering_builds_the_node_and_runs_nothing() -> None:
+    x = torch.ones(2, 2, requires_grad=True)
+    with ac_moe.cache.modes.answering(torch.ops.aten.mm.default, lambda a, b: a.new_full((1,), 7.0).expand(2, 2)):
+        y = x @ x
+        z = x.sin()
+    assert y.grad_fn.name() == "MmBackward0"
+    assert y.tolist() == [[7.0, 7.0]] * 2
+    assert torch.equal(z, x.sin())
+    y.sum().backward()
+    assert torch.equal(x.grad, torch.full((2, 2), 4.0))
+
+
+def test_dynamo_tracing_is_told() -> None:
+    """Fails if torch moves the private name, or no longer looks at tensors while it traces."""
+    told = []
+
+    class Watching(torch.Tensor):
+        @classmethod
+        @torch.compiler.disable
+        def __torch_function__(cls, func: object, types: object, args: tuple = (), kwargs: object = None) -> object:
+            told.append(ac_moe.cache.modes.dynamo_is_tracing())
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    watched = torch.ones(2).as_subclass(Watching)
+    told.clear()
+    watched.sin()
+    assert told
+    assert not any(told)
+    torch.compile(lambda x: x, backend="eager")(watched)
+    assert any(told)

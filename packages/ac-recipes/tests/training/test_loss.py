@@ -36,6 +36,15 @@ def test_the_loss_and_its_gradients_are_those_from_logits(kind, tied):
         torch.testing.assert_close(q.grad, p.grad, msg=lambda m, name=name: f"{name}: {m}")
 
 
+@pytest.mark.parametrize("kind", ["fused", "plain"])
+def test_a_logit_scale_reaches_the_loss(kind):
+    ids = torch.randint(0, 97, (2, 9))
+    model = build()
+    right = F.cross_entropy(0.25 * model(input_ids=ids).logits.flatten(0, 1), ids.flatten())
+    with attach_loss(model, LossConfig(kind=kind, logit_scale=0.25)).labels(ids, ids.numel()):
+        torch.testing.assert_close(model(input_ids=ids).logits, right)
+
+
 def test_without_labels_there_are_logits():
     model = build()
     ids = torch.randint(0, 97, (2, 9))
@@ -72,6 +81,11 @@ def test_a_head_with_a_forward_of_its_own_is_refused():
     model.lm_head.__class__ = ScaledHead
     with pytest.raises(UsageError, match=r"no plain nn\.Linear"):
         attach_loss(model, LossConfig())
+
+
+def test_main_grad_is_refused():
+    with pytest.raises(UsageError, match=r"loss_fn\.accum: 'main_grad' is for parameters whose owner"):
+        attach_loss(build(), LossConfig(accum="main_grad"))
 
 
 def test_a_model_with_an_auxiliary_loss_is_refused():

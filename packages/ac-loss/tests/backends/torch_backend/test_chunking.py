@@ -1,6 +1,6 @@
 import pytest
 
-from ac_loss.backends.torch_backend.chunking import block_rows, chunk_rows, slab_rows, spans
+from ac_loss.backends.torch_backend.chunking import block_rows, chunk_rows, slab_rows, spans, tile_shape
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,18 @@ def test_pieces_hold_at_least_one_row():
 def test_spans_cover_everything_once():
     assert list(spans(10, 4)) == [(0, 4), (4, 8), (8, 10)]
     assert list(spans(0, 4)) == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "vocab", "shape"),
+    [
+        (4096, 128256, (4096, 2048)),
+        (5000, 128256, (2500, 3328)),  # balanced, and a multiple of 64
+        (16, 128256, (16, 16064)),  # an eighth, though all would fit
+        (16, 1000, (16, 512)),
+        (16, 300, (16, 300)),
+        (0, 1, (1, 1)),
+    ],
+)
+def test_tile_shape(tokens, vocab, shape):
+    assert tile_shape(tokens, vocab, 4, "cpu") == shape

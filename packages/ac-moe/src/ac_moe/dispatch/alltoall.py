@@ -1,46 +1,29 @@
 """Expert parallelism over plain `torch.distributed`, on any device and backend that has all-to-all."""
 
-import copy
-import dataclasses
-from typing import Any
-
 import torch
-import torch.distributed as dist
-from torch.autograd.function import once_differentiable
 
-from ac_moe.cache.combine import combine
 from ac_moe.cache.modes import without_dispatch_modes
-from ac_moe.cache.region import Site
+from ac_moe.cache.region import claim
 from ac_moe.dispatch.alltoall_exchange import AllToAllExchange, plan
-
-_NOT_TRACED = "routing gives each rank another number of rows, which only the running program knows"
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Dispatched:
-    """What this rank's experts work on."""
-
-    rows: torch.Tensor
-    """`[rows, hidden]`, dtype of the tokens, ordered by (local expert, source rank, token). May have no row."""
-    weights: torch.Tensor
-    """`[rows]`, the router weight of each row, for the experts to apply."""
-    tokens_per_expert: torch.Tensor
-    """int64 `[local experts]`, on the device. `tokens_per_expert.cumsum(0).int()` are a grouped GEMM's offsets."""
-    splits: list[int]
-    """The same numbers on the host: `rows.split(splits)` are the experts' blocks."""
-    _exchange: AllToAllExchange = dataclasses.field(repr=False)
+from ac_moe.dispatch.base import Dispatcher
+from ac_moe.errors import RecomputeRoutingMismatchError
+from ac_moe.routing.check import ROUTING
 
 
-class AllToAllDispatcher:
+class AllToAllDispatcher(Dispatcher):
     """Sends each token to the ranks of its experts and sums what they return. One per MoE layer.
 
     The contract is that of DeepEP's HybridEP: router weights travel with the rows and the experts apply them, best
     inside the activation, so that `combine` is a plain sum and saves nothing for backward. Under
     `ac_moe.context_fn("combine")` the recompute of a checkpointed block does not repeat `combine`.
 
-    Each layer runs three collectives to dispatch (counts, rows, weights) and one to combine. All ranks of the group
-    must call `dispatch` and `combine` alike, with as many tokens as each has, also none; and the result of `combine`
-    must depend on `rows` on every rank, also on one that received no row, because the backward communicates too.
+    Each layer runs three collectives to dispatch (counts, rows, weights) and one to combine. With the counts each rank
+    tells the others a checksum of its expert ids: that is what a recompute compares with the forward, without a
+    collective of its own, and an expert id out of range is an error on every rank.
+
+    Rows are ordered by (local expert, source rank, token). All ranks of the group must call `dispatch` and `combine`
+    alike, with as many tokens as each has, also none; and the result of `combine` must depend on `rows` on every rank,
+    also on one that received no row, because the backward communicates too.
 
     It holds no tensor and no state of a call. With the default group it can be pickled; it can always be deep-copied,
     and the copy uses the same group.
@@ -54,157 +37,18 @@ class AllToAllDispatcher:
         ValueError: `num_experts` is not a positive integer.
     """
 
-    def __init__(self, num_experts: int, group: dist.ProcessGroup | None = None, *, name: str | None = None) -> None:
-        if not isinstance(num_experts, int) or num_experts < 1:
-            raise ValueError(f"num_experts: {num_experts!r} is not a positive integer")
-        self.num_experts = num_experts
-        self.group = group
-        self._site = Site("AllToAllDispatcher", name)
-
-    @property
-    def local_experts(self) -> range:
-        """The experts of this rank.
-
-        Raises:
-            ValueError: the group's size does not divide `num_experts`, this rank is not in the group, or
-                `torch.distributed` is not initialised.
-        """
-        size = dist.get_world_size(self.group)
-        if size < 1:
-            raise ValueError(f"group: rank {dist.get_rank()} is not in the expert-parallel group of {self._site}")
-        if self.num_experts % size:
-            raise ValueError(
-                f"num_experts: {self.num_experts} experts cannot be shared equally by the {size} ranks of the group; "
-                f"it must be a multiple of {size}"
-            )
-        count = self.num_experts // size
-        first = dist.get_rank(self.group) * count
-        return range(first, first + count)
-
-    @torch.compiler.disable(reason=_NOT_TRACED)
-    def dispatch(self, tokens: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor) -> Dispatched:
-        """Sends each token to its experts. Gradients flow to `tokens` and `weights`.
-
-        Args:
-            tokens: `[tokens, hidden]`, floating. Ranks may have different numbers of tokens, also none.
-            expert_ids: integer `[tokens, top_k]`, in `[0, num_experts)`.
-            weights: `[tokens, top_k]`, floating, of a dtype of its own.
-
-        Returns:
-            The rows for the experts of this rank, ordered by expert.
-
-        Raises:
-            ValueError: a shape, dtype or device does not fit, `num_experts` does not fit the group, or (on every rank)
-                an expert id is out of range.
-        """
-        _check_inputs(tokens, expert_ids, weights)
-        _ = self.local_experts  # raises if the group does not fit
+    def _plan(self, tokens: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor) -> AllToAllExchange:  # noqa: ARG002 - the routing is all it needs
+        claimed = claim(self._site, ROUTING)
         with torch.no_grad(), without_dispatch_modes():
             exchange = plan(expert_ids, self.num_experts, self.group)
-            tokens_per_expert = exchange.received.sum(0)
-        rows, row_weights = _Dispatch.apply(tokens, weights, exchange)
-        return Dispatched(
-            rows=rows,
-            weights=row_weights,
-            tokens_per_expert=tokens_per_expert,
-            splits=list(exchange.fingerprint.tokens_per_expert),
-            _exchange=exchange,
-        )
-
-    @torch.compiler.disable(reason=_NOT_TRACED)
-    def combine(self, rows: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
-        """Returns the experts' rows to their tokens and sums them, unweighted, in at least float32.
-
-        Its backward is the dispatch of the gradient. The output must not be edited in place inside a checkpointed
-        block that keeps it.
-
-        Args:
-            rows: `[rows, hidden]`, floating, the experts' output in the order of `dispatched.rows`. `hidden` and dtype
-                may be others than those of the tokens, but must be the same on all ranks.
-            dispatched: what `dispatch` returned.
-
-        Returns:
-            `[tokens, hidden]`, dtype of `rows`.
-
-        Raises:
-            ValueError: `rows` has another number of rows than `dispatched.rows`.
-            RecomputeCacheError, RecomputeRoutingMismatchError: in a recompute; see `ac_moe.errors`.
-        """
-        expected = dispatched.rows.shape[0]
-        if rows.ndim != 2 or rows.shape[0] != expected:
-            raise ValueError(f"rows: shape {list(rows.shape)} does not fit; expected [{expected}, hidden]")
-        return combine(rows, dispatched._exchange, self._site)
-
-    def __repr__(self) -> str:
-        return f"AllToAllDispatcher(num_experts={self.num_experts}, name={str(self._site)!r})"
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "AllToAllDispatcher":
-        # A process group is a connection of this process: a copy shares it.
-        new = copy.copy(self)
-        new._site = copy.deepcopy(self._site, memo)
-        memo[id(self)] = new
-        return new
-
-    def __copy__(self) -> "AllToAllDispatcher":
-        new = type(self).__new__(type(self))
-        new.__dict__.update(self.__dict__)
-        return new
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self.group is not None:
-            raise TypeError(
-                f"{self._site} cannot be pickled: its process group is a connection of this process. Save the model's "
-                "state_dict, or set `dispatcher.group = None` first, which takes the default group."
-            )
-        return self.__dict__
-
-
-class _Dispatch(torch.autograd.Function):
-    """Tokens and router weights to rows. Saves no tensor: its backward needs the routing alone."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, tokens: torch.Tensor, weights: torch.Tensor, exchange: AllToAllExchange
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.exchange = exchange
-        with without_dispatch_modes():
-            rows, row_weights = exchange.dispatch(tokens), exchange.dispatch_slots(weights)
-        # What came from a frozen input is frozen too: the experts need not compute its gradient.
-        frozen = [
-            output for output, needed in zip((rows, row_weights), ctx.needs_input_grad[:2], strict=True) if not needed
-        ]
-        ctx.mark_non_differentiable(*frozen)
-        return rows, row_weights
-
-    @staticmethod
-    @once_differentiable
-    def backward(
-        ctx: Any, rows: torch.Tensor, weights: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
-        for_tokens, for_weights, _ = ctx.needs_input_grad
-        return (
-            ctx.exchange.combine(rows) if for_tokens else None,
-            ctx.exchange.return_slots(weights) if for_weights else None,
-            None,
-        )
-
-
-def _check_inputs(tokens: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor) -> None:
-    if tokens.ndim != 2 or not tokens.is_floating_point():
-        raise ValueError(f"tokens: {_told(tokens)} does not fit; expected floating [tokens, hidden]")
-    integral = not (expert_ids.is_floating_point() or expert_ids.is_complex() or expert_ids.dtype == torch.bool)
-    if expert_ids.ndim != 2 or expert_ids.shape[0] != tokens.shape[0] or not expert_ids.shape[1] or not integral:
-        raise ValueError(
-            f"expert_ids: {_told(expert_ids)} does not fit; expected integer [{tokens.shape[0]}, top_k] with top_k >= 1"
-        )
-    if weights.shape != expert_ids.shape or not weights.is_floating_point():
-        raise ValueError(f"weights: {_told(weights)} does not fit; expected floating {list(expert_ids.shape)}")
-    if not tokens.device == expert_ids.device == weights.device:
-        raise ValueError(
-            f"tokens, expert_ids, weights: on {tokens.device}, {expert_ids.device}, {weights.device}; "
-            "they must be on one device"
-        )
-
-
-def _told(tensor: torch.Tensor) -> str:
-    return f"{tensor.dtype} {list(tensor.shape)}"
+        now = exchange.fingerprint
+        if claimed.kept is None:
+            claimed.keep(now)
+            return exchange
+        forward = claimed.kept.value
+        if forward != now:
+            pairs = enumerate(zip(forward.checksums, now.checksums, strict=True))
+            ranks = tuple(rank for rank, (before, after) in pairs if before != after)
+            raise RecomputeRoutingMismatchError.of(self._site, forward, now, ranks)
+        claimed.pass_on()
+        return exchange

@@ -5,6 +5,8 @@ import dataclasses
 import torch
 import torch.distributed as dist
 
+from ac_moe.routing.fingerprint import routing_checksum
+
 # NOTE [ Order of rows ]
 #
 # 1. Experts lie in equal consecutive parts on the ranks of the group: with L per rank, expert e is on rank e // L.
@@ -38,7 +40,7 @@ class RoutingFingerprint:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AllToAllExchange:
-    """Implements `ac_moe.cache.combine.Exchange` with `torch.distributed.all_to_all_single`."""
+    """Implements `ac_moe.dispatch.base.Exchange` with `torch.distributed.all_to_all_single`."""
 
     group: dist.ProcessGroup | None
     order: torch.Tensor
@@ -50,6 +52,28 @@ class AllToAllExchange:
     fingerprint: RoutingFingerprint
     collectives: int = 1
 
+    @property
+    def splits(self) -> tuple[int, ...]:
+        return self.fingerprint.tokens_per_expert
+
+    @property
+    def tokens_per_expert(self) -> torch.Tensor:
+        return self.received.sum(0)
+
+    def send(self, tokens: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`[tokens, hidden]` to `[rows, hidden]`, and `[tokens, top_k]` to `[rows]`: each slot's value to its row."""
+        return self.dispatch(tokens), self._to_experts(weights.reshape(-1).index_select(0, self.order))
+
+    def send_back(
+        self, rows: torch.Tensor, weights: torch.Tensor, needed: tuple[bool, bool]
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The adjoint of `send`: a sum over each token's rows, and each row's value to its slot."""
+        slots = (self.fingerprint.tokens, self.fingerprint.top_k)
+        return (
+            self.combine(rows) if needed[0] else None,
+            self._to_slots(weights).view(slots) if needed[1] else None,
+        )
+
     def dispatch(self, tokens: torch.Tensor) -> torch.Tensor:
         """`[tokens, ...]` to `[rows, ...]`: each token once for each of its experts."""
         return self._to_experts(tokens.index_select(0, self.order // self.fingerprint.top_k))
@@ -59,14 +83,6 @@ class AllToAllExchange:
         slots = self._to_slots(rows)
         per_token = slots.view(self.fingerprint.tokens, self.fingerprint.top_k, *rows.shape[1:])
         return per_token.sum(1, dtype=torch.promote_types(rows.dtype, torch.float32)).to(rows.dtype)
-
-    def dispatch_slots(self, values: torch.Tensor) -> torch.Tensor:
-        """`[tokens, top_k]` to `[rows]`: each slot's value to its row."""
-        return self._to_experts(values.reshape(-1).index_select(0, self.order))
-
-    def return_slots(self, values: torch.Tensor) -> torch.Tensor:
-        """`[rows]` to `[tokens, top_k]`: the inverse of `dispatch_slots`."""
-        return self._to_slots(values).view(self.fingerprint.tokens, self.fingerprint.top_k)
 
     def _to_experts(self, sent: torch.Tensor) -> torch.Tensor:
         rows = _all_to_all(sent, self.send_splits, self.receive_splits, self.group)
@@ -98,7 +114,7 @@ def plan(expert_ids: torch.Tensor, num_experts: int, group: dist.ProcessGroup | 
     stray = ids.numel() - counts.sum()
     # The counts go with two numbers about this rank, so that every rank of the group knows both of every other, and
     # all raise alike where one alone would leave the others waiting in the next collective.
-    about = torch.stack([_checksum(expert_ids, num_experts), stray]).expand(ranks, 2)
+    about = torch.stack([routing_checksum(expert_ids, num_experts), stray]).expand(ranks, 2)
     header = torch.cat([counts, about], 1)
     answer = _all_to_all(header, [1] * ranks, [1] * ranks, group)
     mine, theirs = torch.stack([header, answer]).tolist()
@@ -143,20 +159,3 @@ def _transpose_blocks(rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     shift = starts - (lengths.cumsum(0) - lengths)
     index = torch.arange(rows.shape[0], device=rows.device)
     return rows.index_select(0, index + torch.repeat_interleave(shift, lengths, output_size=rows.shape[0]))
-
-
-def _checksum(expert_ids: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """int64 scalar: a sum, modulo 2^64, of a hash of each (slot, expert). The mix is that of splitmix64."""
-    flat = expert_ids.reshape(-1).long()
-    mixed = torch.arange(flat.numel(), device=flat.device) * num_experts + flat
-    for multiplier, shift in _SPLITMIX64:
-        mixed = (mixed ^ (mixed >> shift)) * multiplier
-    return (mixed ^ (mixed >> 31)).sum()
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >= (1 << 63) else value
-
-
-# Steele, Lea, Flood: Fast splittable pseudorandom number generators (2014), constants as signed 64-bit numbers.
-_SPLITMIX64 = ((_signed(0xBF58476D1CE4E5B9), 30), (_signed(0x94D049BB133111EB), 27))

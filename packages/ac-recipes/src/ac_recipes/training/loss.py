@@ -55,12 +55,19 @@ class HeadLoss:
             "softcap": self.config.logit_softcapping or None,
             "label_smoothing": self.config.label_smoothing,
             "z_loss": self.config.z_loss,
+            "logit_scale": self.config.logit_scale,
             "num_label_tokens": num_label_tokens,
         }
         if self.config.kind == "plain":
             return reference.linear_cross_entropy(hidden, self.head.weight, labels, **shared)
         return linear_cross_entropy(
-            hidden, self.head.weight, labels, backend=self.config.backend, accum=self.config.accum, **shared
+            hidden,
+            self.head.weight,
+            labels,
+            backend=self.config.backend,
+            accum=self.config.accum,
+            grad_mode=self.config.grad_mode,
+            **shared,
         )
 
 
@@ -72,6 +79,11 @@ def attach_loss(model: nn.Module, config: LossConfig) -> HeadLoss:
             by running it on a few tokens and not looked up: what the head returns must be what the model returns, and
             may not depend on later tokens.
     """
+    if config.accum == "main_grad":
+        raise UsageError(
+            "loss_fn.accum: 'main_grad' is for parameters whose owner keeps a main_grad beside them, which no strategy "
+            "of a recipe does; use 'fp32' or 'param'"
+        )
     name = type(model).__name__
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:

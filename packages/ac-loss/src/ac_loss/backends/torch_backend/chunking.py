@@ -12,7 +12,12 @@ LOGITS_BYTES = 128 * MIB
 # Elementwise passes over a block, and slabs of the weight gradient, are worth keeping in a CPU's cache; a CPU also
 # converts a whole operand before adding it to another dtype. Elsewhere bigger pieces mean fewer launches.
 BLOCK_BYTES_CPU, BLOCK_BYTES_OTHER = 16 * MIB, 64 * MIB
-SLAB_BYTES_CPU, SLAB_BYTES_OTHER = 8 * MIB, 64 * MIB
+SLAB_BYTES_CPU, SLAB_BYTES_OTHER = 4 * MIB, 64 * MIB
+
+# Tiles of the recomputing sweep, 4096 tokens by 2048 classes on a CPU: many tokens, for the weight gradient is summed
+# over them inside one product. However few the tokens, a tile is an eighth of a large vocabulary at most.
+TILE_ROWS, TILE_COLUMNS_FLOOR, TILE_COLUMNS_STEP, TILES_LEAST = 4096, 512, 64, 8
+TILE_BYTES_CPU, TILE_BYTES_OTHER = 32 * MIB, 128 * MIB
 
 
 def chunk_rows(tokens: int, vocab: int, itemsize: int) -> int:
@@ -24,9 +29,24 @@ def chunk_rows(tokens: int, vocab: int, itemsize: int) -> int:
         itemsize: bytes of one logit.
     """
     best = ROWS_WIDE if itemsize >= 4 else ROWS_NARROW
-    most = max(ROWS_FLOOR, min(best, LOGITS_BYTES // (vocab * itemsize)))
-    # 257 rows are two chunks of 129 and 128, not 256 and 1: the last chunk would be all overhead.
-    return max(1, -(-tokens // max(1, -(-tokens // most))))
+    return _balanced(tokens, max(ROWS_FLOOR, min(best, LOGITS_BYTES // (vocab * itemsize))))
+
+
+def tile_shape(tokens: int, vocab: int, itemsize: int, device_type: str) -> tuple[int, int]:
+    """Rows and columns of the logits held at a time by a sweep over tokens and vocabulary; at least 1 and 1.
+
+    Args:
+        tokens: rows in all.
+        vocab: columns in all.
+        itemsize: bytes of one logit in the dtype of the losses.
+        device_type: where.
+    """
+    rows = _balanced(tokens, TILE_ROWS)
+    budget = (TILE_BYTES_CPU if device_type == "cpu" else TILE_BYTES_OTHER) // (rows * itemsize)
+    most = max(1, min(budget, max(TILE_COLUMNS_FLOOR, vocab // TILES_LEAST)))
+    # An odd row length keeps GPUs from their fast kernels.
+    columns = -(-_balanced(vocab, most) // TILE_COLUMNS_STEP) * TILE_COLUMNS_STEP
+    return rows, min(vocab, columns)
 
 
 def block_rows(device_type: str, row_bytes: int) -> int:
@@ -35,7 +55,7 @@ def block_rows(device_type: str, row_bytes: int) -> int:
 
 
 def slab_rows(device_type: str, row_bytes: int) -> int:
-    """Rows of the weight gradient computed at a time where they must be converted to be summed; at least one."""
+    """Rows of a product computed at a time where they must be converted to be summed; at least one."""
     return max(1, (SLAB_BYTES_CPU if device_type == "cpu" else SLAB_BYTES_OTHER) // max(1, row_bytes))
 
 
@@ -43,3 +63,8 @@ def spans(total: int, size: int) -> Iterator[tuple[int, int]]:
     """Half-open ranges of at most ``size`` that cover ``range(total)`` in order."""
     for start in range(0, total, size):
         yield start, min(start + size, total)
+
+
+def _balanced(total: int, most: int) -> int:
+    """A piece of at most ``most``: 257 rows of 256 are two pieces of 129 and 128, for a last piece of 1 is overhead."""
+    return max(1, -(-total // max(1, -(-total // most))))

@@ -17,7 +17,10 @@ class Wanted(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients of hidden ``[N, H]``, weight ``[V, H]`` and bias ``[V]`` in their dtypes; None where not wanted."""
+    """Gradients of hidden ``[N, H]``, weight ``[V, H]`` and bias ``[V]``; None where not wanted.
+
+    In the dtypes of their tensors, but for a weight gradient that is yet to be added to ``main_grad``.
+    """
 
     hidden: torch.Tensor | None = None
     weight: torch.Tensor | None = None
@@ -36,7 +39,7 @@ class GradientSums:
             # Only rows that count are written below.
             self._hidden = torch.empty_like(hidden) if job.rows is None else torch.zeros_like(hidden)
         if wanted.weight:
-            self._weight = _WeightGradient(weight, job)
+            self._weight = WeightGradient(weight, job)
         if wanted.bias and bias is not None:
             self._bias, self._bias_dtype = torch.zeros_like(bias, dtype=job.loss_dtype), bias.dtype
 
@@ -74,40 +77,60 @@ class GradientSums:
         )
 
 
-class _WeightGradient:
-    """Sum over chunks of ``grad_logits.T @ hidden``, ``[V, H]``."""
+class WeightGradient:
+    """Sum over chunks of ``grad_logits.T @ hidden``.
 
-    def __init__(self, weight: torch.Tensor, job: Job) -> None:
-        self._dtype = weight.dtype
+    Args:
+        weight: the rows of the weight that it is the gradient of, ``[R, H]``.
+        job: says in which dtype to sum.
+        into: ``[R, H]``, receives the sum on top of what it holds; None for a tensor of its own.
+    """
+
+    def __init__(self, weight: torch.Tensor, job: Job, into: torch.Tensor | None = None) -> None:
+        self._weight = weight
         self._sum_dtype = weight.dtype if job.accum == "param" else torch.promote_types(weight.dtype, job.loss_dtype)
-        self._zero = weight.new_zeros
-        self._shape = weight.shape
-        self._sum: torch.Tensor | None = None
+        # main_grad is wider than the parameter: rounding to the parameter's dtype on the way would be for nothing.
+        self._keep_dtype = job.accum == "main_grad"
+        self._sum = into
 
     def add(self, grad_logits: torch.Tensor, hidden: torch.Tensor, *, only: bool) -> None:
-        if only:
-            self._sum = grad_logits.t() @ hidden
-        elif self._sum_dtype == hidden.dtype:
-            if self._sum is None:
-                self._sum = grad_logits.t() @ hidden
-            else:
-                self._sum.addmm_(grad_logits.t(), hidden)
+        """One chunk, ``[rows, R]`` and ``[rows, H]`` in one dtype; ``only`` if there is no other."""
+        left = grad_logits.t()
+        if self._sum is not None:
+            add_product(self._sum, left, hidden)
+        elif only or self._sum_dtype == hidden.dtype:
+            # Into a tensor of ours: a selective checkpoint around the loss keeps results of `mm`, and this one changes.
+            self._sum = torch.mm(left, hidden, out=hidden.new_empty(self._weight.shape))
         else:
-            self._add_converted(grad_logits, hidden)
-
-    def _add_converted(self, grad_logits: torch.Tensor, hidden: torch.Tensor) -> None:
-        # The product must stay in the narrow dtype (a bf16 GEMM is over twice as fast) and be summed in the wide one;
-        # a slab of the vocabulary at a time, for at real sizes the whole product would be a GiB.
-        vocab, width = self._shape
-        first = self._sum is None
-        if self._sum is None:
-            self._sum = hidden.new_empty(self._shape, dtype=self._sum_dtype)
-        rows = min(vocab, slab_rows(hidden.device.type, width * hidden.element_size()))
-        slab = hidden.new_empty(rows, width)
-        for start, stop in spans(vocab, rows):
-            part = torch.mm(grad_logits[:, start:stop].t(), hidden, out=slab[: stop - start])
-            target = self._sum[start:stop]
-            target.copy_(part) if first else target.add_(part)
+            self._sum = torch.empty(self._weight.shape, dtype=self._sum_dtype, device=hidden.device)
+            add_product(self._sum, left, hidden, first=True)
 
     def result(self) -> torch.Tensor:
-        return self._zero(self._shape) if self._sum is None else self._sum.to(self._dtype)
+        if self._sum is None:
+            return torch.zeros_like(self._weight, memory_format=torch.contiguous_format)
+        return self._sum if self._keep_dtype else self._sum.to(self._weight.dtype)
+
+
+def add_product(target: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, first: bool = False) -> None:
+    """``target += left @ right``, or ``=`` for the first one; ``target`` may be of a wider dtype than the factors."""
+    if target.dtype == right.dtype and not first:
+        target.addmm_(left, right)
+        return
+    # The product must stay in the narrow dtype (a bf16 GEMM is over twice as fast) and be summed in the wide one; a
+    # slab of rows at a time, for at real sizes the whole product would be a GiB.
+    height, width = target.shape
+    rows = max(1, min(height, slab_rows(right.device.type, width * right.element_size())))
+    slab = right.new_empty(rows, width)
+    for start, stop in spans(height, rows):
+        part = torch.mm(left[start:stop], right, out=slab[: stop - start])
+        target[start:stop].copy_(part) if first else target[start:stop].add_(part)
+
+
+def add_scaled(target: torch.Tensor, gradient: torch.Tensor, upstream: torch.Tensor) -> None:
+    """``target += gradient * upstream`` for a 0-d ``upstream``: no copy of ``gradient``, no wait for a device."""
+    factor = upstream.to(target.dtype)
+    height, width = target.shape
+    same = gradient.dtype == target.dtype
+    rows = max(1, height) if same else slab_rows(target.device.type, width * target.element_size())
+    for start, stop in spans(height, rows):
+        target[start:stop].addcmul_(gradient[start:stop].to(target.dtype), factor)

@@ -1,0 +1,157 @@
+"""Bytes that the ``torch`` backend holds, from the functions that cut its work; nothing is run.
+
+Each function below walks through the one it is named after and adds up what is alive at the fullest moment.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ac_loss.backends.torch_backend.chunking import block_rows, chunk_rows, slab_rows, tile_shape
+
+if TYPE_CHECKING:
+    from ac_loss.backends.request import Request
+
+
+def extra_bytes(request: "Request") -> int:
+    """Bytes beyond inputs and returned gradients that a forward and backward hold at most.
+
+    For contiguous hidden states, and without a library's own scratch (oneDNN's, for bf16 and fp16 products on a CPU,
+    grows with its threads). Gradients that the forward finishes count as returned: the backward scales them in place,
+    unless the graph is kept or saved-tensor hooks have held on to them; then they exist twice.
+    """
+    recompute = request.reduction == "none" or request.grad_mode == "recompute" or request.rounds_to_float16
+    if not recompute:
+        return request.label_bytes + (_sweep(request) if request.differentiated else sum(_losses(request)))
+    most = _statistics_forward(request)
+    if request.differentiated:
+        most = max(most, _statistics_backward(request))
+    return request.label_bytes + most
+
+
+def _losses(request: "Request") -> tuple[int, int]:
+    """``sweep._sweep`` but for the gradients: what lasts through all chunks, and what comes on top for a moment."""
+    count, vocab, item, wide = request.counted, request.vocab, request.gemm_dtype.itemsize, _wide(request)
+    size = chunk_rows(count, vocab, item)
+    height = min(size, count, block_rows(request.device.type, vocab * wide))
+    held = count * wide + min(size, count) * vocab * item
+    if item != wide:
+        held += height * vocab * wide
+    if request.weight_dtype != request.gemm_dtype:
+        held += vocab * request.hidden_size * item
+    if request.bias_dtype is not None and request.bias_dtype.itemsize != wide:
+        held += vocab * wide
+    chunk, moment = _chunk(request, size, again=count > size)
+    return held + chunk, moment
+
+
+def _sweep(request: "Request") -> int:
+    """``sweep._differentiate``, beyond the gradients it returns."""
+    count, vocab, width = request.counted, request.vocab, request.hidden_size
+    item, wide = request.gemm_dtype.itemsize, _wide(request)
+    size = min(chunk_rows(count, vocab, item), count)
+    several = count > size
+    held, moment = _losses(request)
+    bias = request.grad_bias * vocab * wide
+    slope = 0
+    if request.objective.softcap is not None:
+        slope = min(size, block_rows(request.device.type, vocab * wide)) * vocab * wide
+    elementwise = max(moment, slope, bias)
+    product = request.grad_hidden * size * width * item
+    if product and request.hidden_dtype != request.gemm_dtype and count < request.tokens:
+        product += size * width * request.hidden_dtype.itemsize
+    weight = slab = 0
+    if request.grad_weight:
+        sum_item = _sum_itemsize(request) if several else item
+        weight = vocab * width * sum_item
+        slab = _slab(request, vocab) if sum_item != item else 0
+    first = max(elementwise, product + weight + slab)
+    later = max(first, weight + elementwise) if several else first
+
+    kept = request.accum == "main_grad"
+    returned = 0 if kept else request.grad_weight * vocab * width * request.weight_dtype.itemsize
+    after = weight + (returned if weight != returned else 0)
+    if request.grad_bias:
+        returned += vocab * request.bias_dtype.itemsize
+    return bias + max(held + later, after) - returned
+
+
+def _statistics_forward(request: "Request") -> int:
+    """``statistics._RowStatistics.forward``."""
+    numbers = 4 if request.objective.label_smoothing else 3
+    held, moment = _tiles(request, again=False)
+    return held + max(moment, 2 * numbers * request.counted * _wide(request))
+
+
+def _statistics_backward(request: "Request") -> int:
+    """``statistics._differentiate``, beyond the gradients it returns."""
+    count, vocab, width = request.counted, request.vocab, request.hidden_size
+    item, wide = request.gemm_dtype.itemsize, _wide(request)
+    rows, columns = tile_shape(count, vocab, wide, request.device.type)
+    several = count > rows
+    held, moment = _tiles(request, again=True)
+    held += 7 * count * wide
+    slope = rows * columns * wide * (request.objective.softcap is not None)
+    slab = _slab(request, rows) if request.grad_hidden and item != wide else 0
+    block = rounding = 0
+    if request.grad_weight and request.accum != "main_grad":
+        sum_item = _sum_itemsize(request) if several else item
+        block = columns * width * sum_item
+        if sum_item != request.weight_dtype.itemsize:
+            rounding = columns * width * request.weight_dtype.itemsize
+        if several and sum_item != item:
+            rounding = max(rounding, _slab(request, columns))
+    during = held + max(block * several + max(moment, slope, slab), block + rounding)
+    # The last block's names outlive the loop.
+    after = held + block
+    if request.grad_hidden:
+        total = count * width * wide
+        rounded = count * width * request.hidden_dtype.itemsize * (request.hidden_dtype.itemsize != wide)
+        returned = request.tokens * width * request.hidden_dtype.itemsize
+        spread = returned * (count < request.tokens)
+        # While tiles are worked on, the gradient that is returned in the end does not exist yet.
+        during += total - returned
+        after += max(total + rounded, (rounded or total) + spread) - returned
+    bias = request.grad_bias * vocab * wide
+    return bias + max(during, after)
+
+
+def _tiles(request: "Request", *, again: bool) -> tuple[int, int]:
+    """``tiles.Tiles``: its buffers and one tile's operands where these are copies, and what making them adds."""
+    count, width = request.counted, request.hidden_size
+    item, wide = request.gemm_dtype.itemsize, _wide(request)
+    rows, columns = tile_shape(count, request.vocab, wide, request.device.type)
+    chunk, moment = _chunk(request, rows, again=again or count > rows)
+    held = rows * columns * (item + wide * (item != wide)) + chunk
+    if request.weight_dtype != request.gemm_dtype:
+        held += columns * width * item
+    return held, moment
+
+
+def _chunk(request: "Request", rows: int, *, again: bool) -> tuple[int, int]:
+    """Hidden states of some rows where they are picked out or converted, and what is beside them when they are made.
+
+    That is what they are converted from, and the ones before if they are made more than once.
+    """
+    elements = min(rows, request.counted) * request.hidden_size
+    picked = elements * request.hidden_dtype.itemsize * (request.counted < request.tokens)
+    converted = elements * request.gemm_dtype.itemsize * (request.hidden_dtype != request.gemm_dtype)
+    lasting = converted or picked
+    return lasting, picked * (converted > 0) + lasting * again
+
+
+def _slab(request: "Request", rows: int) -> int:
+    """``gradients.add_product`` where the sum is wider than the product, which a CPU converts before it adds it."""
+    width, item = request.hidden_size, request.gemm_dtype.itemsize
+    rows = min(rows, slab_rows(request.device.type, width * item))
+    return rows * width * (item + _wide(request) * (request.device.type == "cpu"))
+
+
+def _wide(request: "Request") -> int:
+    return torch.promote_types(request.gemm_dtype, torch.float32).itemsize
+
+
+def _sum_itemsize(request: "Request") -> int:
+    """Of the dtype that the weight's gradient is summed in over chunks."""
+    own = request.weight_dtype.itemsize
+    return own if request.accum == "param" else max(own, _wide(request))
