@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from ac_recipes.training.checkpoint import whole_checkpoints
+
 DIVERGING = ["--optimizer.lr=1e30", "--lr_scheduler.lr_warmup_steps=0", "--clip_grad_norm.max_norm=null"]
 
 
@@ -84,16 +86,19 @@ def test_training_goes_on_when_the_reader_of_its_output_leaves(tiny_file):
     assert (run / "checkpoints" / "step-00000006").is_dir()
 
 
-def test_ctrl_c_is_one_line_that_says_how_to_go_on(tiny_file):
-    launcher = command("train", str(tiny_file), "--nproc-per-node", "2", "--step_scheduler.max_steps", "100000")
-    while not (line := launcher.stdout.readline()).startswith("step "):
-        assert line, launcher.communicate()
-    launcher.send_signal(signal.SIGINT)
-    code, _, err = outcome(launcher, timeout=60)
-    assert code == 130
-    assert err.splitlines() == [
-        "ac-recipes: ended by SIGINT; ac-recipes train RECIPE --resume goes on from the last checkpoint"
-    ]
+def test_a_signal_to_the_launcher_saves_on_all_ranks_and_ends_well(tiny_file):
+    endless = ["--step_scheduler.max_steps", "100000", "--step_scheduler.ckpt_every_steps", "null"]
+    process = command("train", str(tiny_file), "--nproc-per-node", "2", *endless)
+    while not (line := process.stdout.readline()).startswith("step 2"):
+        assert line, process.communicate()
+    process.send_signal(signal.SIGTERM)
+    code, out, err = outcome(process)
+    assert code == 0, out + err
+    (run,) = (tiny_file.parent / "runs").iterdir()
+    (checkpoint,) = whole_checkpoints(run / "checkpoints")
+    assert checkpoint.world_size == 2
+    resume = f"ac-recipes train {tiny_file} --nproc-per-node 2 {' '.join(endless)} --resume {run}"
+    assert out.splitlines()[-1] == f"stopped by SIGTERM after step {checkpoint.step}; go on with: {resume}"
 
 
 def children(pid):

@@ -15,11 +15,19 @@ class UsageError(ValueError):
     exit_code = 2
 
 
+class RankError(RunError):
+    """One rank cannot go on; the others do not know why."""
+
+
+class LostPeerError(RankError):
+    """This rank is well, but another one has ended. That one says why."""
+
+
 class RunInterruptedError(RunError):
     """A signal ended the run. What its last checkpoint holds is kept."""
 
-    def __init__(self, signum: int) -> None:
-        super().__init__(
-            f"ended by {signal.Signals(signum).name}; ac-recipes train RECIPE --resume goes on from the last checkpoint"
-        )
+    def __init__(
+        self, signum: int, what_now: str = "ac-recipes train RECIPE --resume goes on from the last checkpoint"
+    ) -> None:
+        super().__init__(f"ended by {signal.Signals(signum).name}; {what_now}")
         self.exit_code = 128 + signum

@@ -1,53 +1,93 @@
-"""Starting the ranks of a run on this machine through torch's own launcher (torch.distributed.elastic)."""
+"""Starting the ranks of a run through torch's own launcher (torch.distributed.elastic), on this node or on several."""
 
 import logging
 import os
 import signal
 import sys
-import threading
-import time
+import tempfile
 import uuid
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
 
 from ac_recipes.errors import RunError, RunInterruptedError, UsageError
+from ac_recipes.invocation import Invocation
+from ac_recipes.rank_process import PARENT
 
-_PARENT = "AC_RECIPES_LAUNCHER"
-_LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+STOP_FILE = "AC_RECIPES_STOP_FILE"
+"""Environment variable with the name of a file in which the launcher leaves the number of a signal that it was sent. It
+does not pass the signal itself on: a terminal or Slurm may have sent it to the ranks as well, and the second one kills."""
 
 
-def check_environment() -> None:
-    """Refuse an environment that says half of what a launcher says.
+@dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """How the launchers of several nodes find one another. Names are torchrun's.
+
+    rdzv_backend `c10d`: at `rdzv_endpoint`, HOST:PORT of one of the nodes, under the name `rdzv_id`; ranks are numbered
+    as the nodes arrive. `static`: at `master_addr`:`master_port`, ranks are numbered by `node_rank`.
 
     Raises:
-        UsageError: naming what is set and what is missing.
+        UsageError: something is missing, or would be ignored.
     """
-    found = _LAUNCHED & os.environ.keys()
-    if found & {"RANK", "WORLD_SIZE"} and not is_worker():
-        raise UsageError(
-            f"the environment has {', '.join(sorted(found))} but not {', '.join(sorted(_LAUNCHED - found))}, so this "
-            "is no rank of a launcher such as torchrun; unset them"
-        )
+
+    nnodes: int | None = None
+    node_rank: int | None = None
+    rdzv_backend: Literal["c10d", "static"] = "c10d"
+    rdzv_endpoint: str | None = None
+    rdzv_id: str | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+
+    def __post_init__(self) -> None:
+        static = {name: getattr(self, name) for name in ("master_addr", "master_port", "node_rank")}
+        c10d = {name: getattr(self, name) for name in ("rdzv_endpoint", "rdzv_id")}
+        if self.nnodes is None:
+            self._refuse(static | c10d, "is for several nodes; give --nnodes as well, or leave it out")
+        elif self.nnodes < 1:
+            raise UsageError(f"--nnodes: {self.nnodes} is below 1")
+        elif self.rdzv_backend == "static":
+            self._refuse(c10d, "is for --rdzv-backend c10d; with static, nodes meet at --master-addr:--master-port")
+            self._require(static)
+            if not 0 <= static["node_rank"] < self.nnodes:
+                raise UsageError(f"--node-rank: {self.node_rank} is not one of the {self.nnodes} nodes, 0 first")
+        else:
+            self._refuse(static, "is for --rdzv-backend static; with c10d, ranks are numbered as the nodes arrive")
+            if self.nnodes > 1:
+                self._require({"rdzv_endpoint": self.rdzv_endpoint})
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return self.nnodes or 1
+
+    @property
+    def endpoint(self) -> str:
+        """Where the launchers meet; a launcher alone, at a free port of its machine."""
+        if self.rdzv_backend == "static" and self.nnodes is not None:
+            return f"{self.master_addr}:{self.master_port}"
+        return self.rdzv_endpoint or "localhost:0"
+
+    @staticmethod
+    def _refuse(values: dict[str, Any], why: str) -> None:
+        for name, value in values.items():
+            if value is not None:
+                raise UsageError(f"--{name.replace('_', '-')}: {value} {why}")
+
+    def _require(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            if value is None:
+                raise UsageError(
+                    f"--{name.replace('_', '-')}: missing; {self.nnodes} nodes with --rdzv-backend "
+                    f"{self.rdzv_backend} need it to find one another"
+                )
 
 
-def is_worker() -> bool:
-    """Whether a launcher, ours or torchrun, has started this process as one rank of a run."""
-    return os.environ.keys() >= _LAUNCHED
+def launch_ranks(arguments: list[str], nproc_per_node: int, nodes: Nodes, invocation: Invocation) -> None:
+    """Run `ac-recipes ARGUMENTS` in `nproc_per_node` processes here; returns when all have ended well.
 
-
-def speaks_for_all() -> bool:
-    """Whether this process prints what is to be printed once: it is no rank, or rank 0."""
-    return not is_worker() or os.environ["RANK"] == "0"
-
-
-def started_by_us() -> bool:
-    """Whether this process is a rank that `launch_ranks` has started."""
-    return _PARENT in os.environ and is_worker()
-
-
-def launch_ranks(arguments: list[str], nproc_per_node: int) -> None:
-    """Run `ac-recipes ARGUMENTS` in `nproc_per_node` processes; returns when all have ended well.
-
-    On a machine with GPUs each rank gets one. On the CPU the ranks share the cores.
+    On a machine with GPUs each rank gets one. On the CPU the ranks share the cores. SIGTERM or SIGINT asks the ranks to
+    save and end well; a second one ends them.
 
     Raises:
         UsageError: more ranks than GPUs, or a rank found that the run does not fit.
@@ -64,73 +104,60 @@ def launch_ranks(arguments: list[str], nproc_per_node: int) -> None:
         raise UsageError(f"--nproc-per-node: {nproc_per_node} ranks asked for, but this machine has {gpus} GPUs")
     # Each rank would otherwise start a thread for every core.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc_per_node)))
-    os.environ[_PARENT] = str(os.getpid())
+    # A rank that waits in a collective for one that is gone does not hear the SIGTERM that is to end it.
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "10")
+    os.environ[PARENT] = str(os.getpid())
+    invocation.hand_on()
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # it reports a failed rank at length; we do so in a line
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
+        min_nodes=nodes.count,
+        max_nodes=nodes.count,
         nproc_per_node=nproc_per_node,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
+        run_id=nodes.rdzv_id or (uuid.uuid4().hex if nodes.count == 1 else "ac-recipes"),
+        rdzv_backend=nodes.rdzv_backend,
+        rdzv_endpoint=nodes.endpoint,
+        rdzv_configs={} if nodes.node_rank is None else {"rank": nodes.node_rank},
         max_restarts=0,
         monitor_interval=0.2,
+        signals_to_handle="SIGHUP,SIGQUIT",  # SIGTERM and SIGINT are ours
     )
-    try:
-        elastic_launch(config, sys.executable)("-m", "ac_recipes", *arguments)
-    except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        if failure.exitcode == UsageError.exit_code:
-            raise UsageError(_message(failure)) from error
-        raise RunError(f"rank {rank}: {_message(failure)}; the other ranks were ended") from error
-    except SignalException as error:
-        raise RunInterruptedError(error.sigval) from error
+    with tempfile.TemporaryDirectory(prefix="ac-recipes-") as folder:
+        stop_file = Path(folder) / "stop"
+        os.environ[STOP_FILE] = str(stop_file)
+
+        def ask_to_stop(signum: int, _frame: FrameType | None) -> None:
+            if stop_file.exists():
+                raise SignalException(f"a second {signal.Signals(signum).name}", signal.Signals(signum))
+            stop_file.write_text(str(signum))
+
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, ask_to_stop)
+        try:
+            elastic_launch(config, sys.executable)("-m", "ac_recipes", *arguments)
+        except ChildFailedError as error:
+            if stop_file.exists():  # before the ranks could be asked: they were starting
+                raise RunInterruptedError(int(stop_file.read_text())) from error
+            rank, failure = _first_failure(error.failures)
+            if failure.exitcode == UsageError.exit_code:
+                raise UsageError(_message(failure)) from error
+            raise RunError(f"rank {rank}: {_message(failure)}; the other ranks were ended") from error
+        except SignalException as error:
+            raise RunInterruptedError(error.sigval) from error
 
 
-def report_failure(error: BaseException) -> bool:
-    """In a rank that our launcher started: leave `error` to the launcher, which shows it once.
+def _first_failure(failures: dict[int, Any]) -> tuple[int, Any]:
+    """The rank that failed first, and how. Times are whole seconds, so that ranks which only lost that one may seem to
+    be as early: what they say gives way to a signal and to any other error."""
 
-    Returns:
-        Whether there is such a launcher; if not, the caller shows the error itself.
-    """
-    if not started_by_us():
-        return False
-    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+    def order(rank: int) -> tuple[bool, int]:
+        left = failures[rank].error_file_data.get("message")
+        lost_a_peer = isinstance(left, dict) and str(left["message"]).startswith("LostPeerError")
+        return lost_a_peer, failures[rank].timestamp
 
-    get_error_handler().record_exception(error)
-    return True
-
-
-def end_rank(code: int) -> NoReturn:
-    """End this rank with exit code `code`, here and now.
-
-    Not through the interpreter's finalisation: there gloo aborts one process in ten ("terminate called without an
-    active exception") or hangs (docs/facts.md), and a run that is done would be reported as failed, or never end.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def end_with_launcher() -> None:
-    """In a rank that our launcher started: end when the launcher ends.
-
-    A launcher that is killed cannot end its ranks, and they would hold their memory and their port until a collective
-    times out. A Ctrl-C reaches the ranks as well: they end by it at once and leave the word to the launcher.
-    """
-    if not started_by_us():
-        return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    parent = int(os.environ[_PARENT])
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    rank = min(failures, key=order)
+    return rank, failures[rank]
 
 
 def _message(failure: Any) -> str:
@@ -138,6 +165,8 @@ def _message(failure: Any) -> str:
     left = failure.error_file_data.get("message")
     if isinstance(left, dict):
         return str(left["message"]).partition(": ")[2] or str(left["message"])
+    if failure.exitcode == -signal.SIGKILL:
+        return "ended by SIGKILL, which is how Linux ends a process when the machine is out of memory"
     if failure.exitcode < 0:
         return f"ended by {failure.signal_name()}"
     return f"ended with exit code {failure.exitcode}"

@@ -10,6 +10,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from ac_core.strategies import DDPConfig, FSDP2Config, MegatronFSDPConfig
 from ac_loss.config import LossConfig
 from ac_moe.config import MoEConfig
+from ac_recipes.trackers.config import TensorBoardConfig, WandbConfig
+from ac_recipes.training.config import CheckpointConfig
 
 StrategyConfig = FSDP2Config | DDPConfig | MegatronFSDPConfig
 
@@ -171,13 +173,6 @@ class ClipGradNormConfig(_Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointConfig(_Section):
-    """Checkpoints of torch.distributed.checkpoint in the run folder."""
-
-    enabled: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
 class RngConfig(_Section):
     """Seed of the weights, of the data order and of dropout."""
 
@@ -212,6 +207,8 @@ class Recipe(_Section):
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     rng: RngConfig = field(default_factory=RngConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    tensorboard: TensorBoardConfig | None = None
+    wandb: WandbConfig | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,11 +1,10 @@
 """The folder of a run survives a kill at any point of its writing."""
 
-import json
-
 import pytest
 
 from ac_recipes.reader import read_recipe
 from ac_recipes.recipe import Recipe
+from ac_recipes.training.manifest import Checkpoint, record_files, write_manifest
 from ac_recipes.training.run_folder import RunFolder
 
 
@@ -41,9 +40,9 @@ def test_the_newest_is_the_newest_with_a_whole_checkpoint(tmp_path, tiny):
 def test_a_run_of_another_recipe_is_not_taken_for_this_one(tmp_path, tiny, name):
     for other in (f"{name}-2", name, f"{name}x"):
         run = RunFolder.create(tmp_path, other, tiny())
-        (run.checkpoints / "step-00000002").mkdir(parents=True)
-        (run.checkpoints / "step-00000002" / ".metadata").write_text("x")
-        manifest = {"step": 2, "world_size": 1, "files": {".metadata": 1}}
-        (run.checkpoints / "step-00000002" / "manifest.json").write_text(json.dumps(manifest))
+        folder = run.checkpoints / "step-00000002"
+        folder.mkdir(parents=True)
+        (folder / ".metadata").write_text("x")
+        write_manifest(Checkpoint(folder, 2, 1, None, record_files(folder)), folder)
     found = RunFolder.newest(tmp_path, name)
     assert found.path.name.rsplit("-", 2)[0] == name

@@ -37,7 +37,7 @@ def test_a_run_leaves_everything_to_look_at_and_to_go_on_with(tiny, capsys):
     assert all(" GiB |" in line for line in steps)
     assert sum("validation loss" in line for line in lines) == 3
     assert {p.name for p in result.run.iterdir()} == {
-        "recipe.yaml", "tokenizer.json", "text.sha256", "metrics.jsonl", "checkpoints",
+        "recipe.yaml", "tokenizer.json", "text.sha256", "metrics.jsonl", "sessions.jsonl", "checkpoints",
     }  # fmt: skip
     assert [c.step for c in whole_checkpoints(result.run / "checkpoints")] == [2, 4, 6]
     assert sorted(losses(result)) == [1, 2, 3, 4, 5, 6]
@@ -120,23 +120,6 @@ def test_resume_refuses_another_text_a_damaged_tokenizer_and_fewer_steps_than_do
     with pytest.raises(UsageError, match="is not the text that"):
         train(tiny("step_scheduler.max_steps=8"), "tiny", resume=result.run)
     assert (result.run / "recipe.yaml").read_text() == recipe_before
-
-
-def test_a_checkpoint_that_cannot_be_written_keeps_the_older_ones(tiny, monkeypatch):
-    from ac_recipes.training import trainer
-
-    save = trainer.save_checkpoint
-
-    def full_disk(folder, step, *rest):
-        if step == 4:
-            raise OSError(28, "No space left on device")
-        return save(folder, step, *rest)
-
-    monkeypatch.setattr(trainer, "save_checkpoint", full_disk)
-    with pytest.raises(RunError, match=r"step 4 cannot be written .*No space left on device; older"):
-        train(tiny(), "tiny")
-    (run,) = Path(tiny().run.dir).iterdir()
-    assert [c.step for c in whole_checkpoints(run / "checkpoints")] == [2]
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_weights_are_spoiled(tiny):

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from ac_recipes import __version__
 from ac_recipes.errors import RunError, RunInterruptedError, UsageError
-from ac_recipes.launch import speaks_for_all, started_by_us
+from ac_recipes.rank_process import speaks_for_all, started_by_us, told_as
 from ac_recipes.reader import RecipeError, homes_of, split_overrides
 from ac_recipes.recipe import Recipe
 
@@ -47,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(json.dumps({"valid": False, "errors": [asdict(mistake) for mistake in error.mistakes]}))
         return 2
     except (UsageError, RunError) as error:
-        print(f"ac-recipes: {error}", file=sys.stderr)
+        if (told := told_as(error)) is not None:
+            print(f"ac-recipes: {told}", file=sys.stderr)
         if as_json and speaks_for_all():
             print(json.dumps({"error": str(error)}))
         return error.exit_code

@@ -6,10 +6,14 @@ import os
 from collections.abc import Sequence
 
 from ac_recipes.errors import RunError, UsageError
-from ac_recipes.launch import check_environment, end_rank, end_with_launcher, is_worker, launch_ranks, report_failure
+from ac_recipes.invocation import LAUNCH_FLAGS, Invocation, without
+from ac_recipes.launch import Nodes, launch_ranks
 from ac_recipes.load import load_recipe
+from ac_recipes.rank_process import check_environment, end_rank, end_with_launcher, is_worker, report_failure
 from ac_recipes.reader import Override
 from ac_recipes.shipped import find_recipe
+
+_LAUNCH_OPTIONS = [flag.removeprefix("--").replace("-", "_") for flag in LAUNCH_FLAGS]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nproc-per-node", type=int, metavar="N", help="ranks to start on this machine (default: 1, in this process)"
     )
+    parser.add_argument("--nnodes", type=int, metavar="N", help="nodes of the run; the command is started on each")
+    parser.add_argument("--rdzv-endpoint", metavar="HOST:PORT", help="where the nodes meet: a port of one of them")
+    parser.add_argument("--rdzv-id", metavar="ID", help="name of the run among others at that endpoint")
+    parser.add_argument("--rdzv-backend", choices=("c10d", "static"), help="how the nodes meet (default: c10d)")
+    parser.add_argument("--node-rank", type=int, metavar="R", help="static: which node this is, 0 first")
+    parser.add_argument("--master-addr", metavar="HOST", help="static: the node 0")
+    parser.add_argument("--master-port", type=int, metavar="PORT", help="static: a free port of node 0")
     parser.add_argument(
         "--resume",
         nargs="?",
@@ -30,28 +41,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, overrides: Sequence[Override], arguments: list[str]) -> int:
     """Validate everything that can be, then train here or in the ranks that a launcher starts."""
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # before torch is loaded; docs/facts.md says why
-    ranks = options.nproc_per_node
-    if ranks is not None and ranks < 1:
-        raise UsageError(f"--nproc-per-node: {ranks} is below 1")
-    check_environment()
-    if is_worker() and ranks is not None:
+    invocation = Invocation.of(arguments)
+    asked = {name: value for name in _LAUNCH_OPTIONS if (value := getattr(options, name)) is not None}
+    if is_worker() and asked:
         raise UsageError(
-            "--nproc-per-node: another launcher has started this process already (RANK and WORLD_SIZE are set); leave "
-            "the argument out, or unset them"
+            f"--{next(iter(asked)).replace('_', '-')}: another launcher has started this process already (RANK and "
+            "WORLD_SIZE are set); leave the argument out, or unset them"
         )
+    check_environment()
     if is_worker():
-        end_rank(_train(options, overrides))
+        end_rank(_train(options, overrides, invocation))
+    ranks = asked.pop("nproc_per_node", 1)
+    if ranks < 1:
+        raise UsageError(f"--nproc-per-node: {ranks} is below 1")
+    nodes = Nodes(**asked)
     recipe = load_recipe(options.recipe, overrides)
-    if ranks in (None, 1):
-        return _train(options, overrides)
+    if ranks * nodes.count == 1:
+        return _train(options, overrides, invocation)
     from ac_recipes.training.preflight import preflight
 
-    preflight(recipe, world_size=ranks)
-    launch_ranks(_without(arguments, "--nproc-per-node"), ranks)
+    preflight(recipe, world_size=ranks * nodes.count)
+    launch_ranks(without(arguments, *LAUNCH_FLAGS), ranks, nodes, invocation)
     return 0
 
 
-def _train(options: argparse.Namespace, overrides: Sequence[Override]) -> int:
+def _train(options: argparse.Namespace, overrides: Sequence[Override], invocation: Invocation) -> int:
     end_with_launcher()
     try:
         recipe = load_recipe(options.recipe, overrides)
@@ -60,7 +74,7 @@ def _train(options: argparse.Namespace, overrides: Sequence[Override]) -> int:
         from ac_recipes.training.trainer import train
 
         resume = None if options.resume is None else find_run(recipe, name, options.resume)
-        result = train(recipe, name, resume=resume, to_stderr=options.json)
+        result = train(recipe, name, resume=resume, to_stderr=options.json, invocation=invocation)
     except (RunError, UsageError) as error:
         if report_failure(error):
             return error.exit_code
@@ -71,16 +85,3 @@ def _train(options: argparse.Namespace, overrides: Sequence[Override]) -> int:
     if options.json and result.is_first:
         print(json.dumps(result.to_dict()))
     return 0
-
-
-def _without(arguments: list[str], flag: str) -> list[str]:
-    """The arguments less a flag and its value, in both spellings."""
-    kept, skip = [], False
-    for argument in arguments:
-        if skip:
-            skip = False
-        elif argument == flag:
-            skip = True
-        elif not argument.startswith(f"{flag}="):
-            kept.append(argument)
-    return kept

@@ -2,20 +2,19 @@
 
 NOTE [ Whole or absent ]
 1. A checkpoint is written into a folder whose name ends in `.partial`. When every rank has written and synced its
-   files, rank 0 writes `manifest.json`, which lists every file with its size, and renames the folder. The rename is
-   atomic: whatever kills the run, a folder named `step-N` is complete.
-2. A reader takes a folder only if its manifest is there and every listed file has its listed size. That covers what a
-   rename cannot: a disk that lied, a copy that was cut off, a file that was deleted.
-3. Nothing older is deleted before the new checkpoint stands.
+   files, rank 0 writes `manifest.json`, which lists every file with its size and its checksum, and renames the folder.
+   The rename is atomic: whatever kills the run, a folder named `step-N` is complete.
+2. A reader takes a folder only if its manifest is there and every listed file has its listed size and, before it is
+   loaded, its listed checksum. That covers what a rename cannot: a disk that lied, a copy that was cut off, a file that
+   was deleted, a bit that flipped.
+3. Nothing older is deleted before the new checkpoint stands. What is deleted is renamed to `.partial` first.
 """
 
-import json
 import os
 import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +24,18 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim import Optimizer
 
+from ac_recipes.training.manifest import Checkpoint, read_manifest, record_files, write_manifest
 from ac_recipes.training.ranks import Ranks
 
-MANIFEST = "manifest.json"
 
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A whole checkpoint on disk: `step` optimizer steps done, written by `world_size` ranks."""
-
-    path: Path
-    step: int
-    world_size: int
-
-
-def save_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> Path:
+def save_checkpoint(  # noqa: PLR0917 - what is saved, and by whom
+    folder: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: Optimizer,
+    ranks: Ranks,
+    validation_loss: float | None = None,
+) -> Path:
     """Write `folder/step-N` from every rank; returns its path. The model and the optimizer are not changed.
 
     Holds the parameters and buffers under the names that the model has without checkpointing, the optimizer's state
@@ -48,8 +44,8 @@ def save_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: Optimi
     final = folder / f"step-{step:08d}"
     partial = final.with_name(f"{final.name}.partial")
     if ranks.is_first:
-        for leftover in (partial, final):
-            shutil.rmtree(leftover, ignore_errors=True)
+        for leftover in folder.glob("step-*.partial"):  # of kills: they may fill the disk
+            shutil.rmtree(leftover)
         partial.mkdir(parents=True)
     ranks.wait()
     model_state, optimizer_state = get_state_dict(model, optimizer)
@@ -59,14 +55,13 @@ def save_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: Optimi
             checkpoint_id=partial,
         )
     ranks.wait()
+    shares = ranks.gather(record_files(partial, ranks.rank, ranks.world_size))
     if ranks.is_first:
-        files = {str(f.relative_to(partial)): f.stat().st_size for f in sorted(partial.rglob("*")) if f.is_file()}
-        manifest = {"step": step, "world_size": ranks.world_size, "files": files}
-        with (partial / MANIFEST).open("w") as file:
-            json.dump(manifest, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
+        files = {name: record for share in shares for name, record in share.items()}
+        write_manifest(Checkpoint(final, step, ranks.world_size, validation_loss, files), partial)
         _sync_folder(partial)
+        if final.exists():  # damaged: a run resumes from the newest sound checkpoint, so it comes here again
+            shutil.rmtree(final)
         partial.rename(final)
         _sync_folder(folder)
     ranks.wait()
@@ -74,9 +69,14 @@ def save_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: Optimi
 
 
 def whole_checkpoints(folder: Path) -> list[Checkpoint]:
-    """The whole checkpoints in `folder`, oldest first; partial and damaged ones are left out."""
-    found = [c for path in folder.glob("step-*") if path.is_dir() and (c := _read_manifest(path)) is not None]
-    return sorted(found, key=lambda checkpoint: checkpoint.step)
+    """The whole checkpoints in `folder`, oldest first; partial ones and those that lack something are left out."""
+    return [found for found in found_checkpoints(folder) if isinstance(found, Checkpoint)]
+
+
+def found_checkpoints(folder: Path) -> list[Checkpoint | str]:
+    """What stands in `folder` under a checkpoint's name, oldest first: a whole one, or what is wrong with it."""
+    paths = sorted(path for path in folder.glob("step-*") if path.is_dir() and path.suffix != ".partial")
+    return [read_manifest(path) for path in paths]
 
 
 def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> bool:
@@ -96,18 +96,6 @@ def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimiz
     if same_ranks:
         _set_rng_state(state["rng"][str(ranks.rank)], ranks)
     return same_ranks
-
-
-def _read_manifest(path: Path) -> Checkpoint | None:
-    if path.suffix == ".partial":
-        return None
-    try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        whole = all((path / name).stat().st_size == size for name, size in manifest["files"].items())
-        whole = whole and ".metadata" in manifest["files"] and isinstance(manifest["step"], int)
-        return Checkpoint(path, manifest["step"], manifest["world_size"]) if whole else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
 
 
 def _rng_state(ranks: Ranks) -> dict[str, Tensor]:

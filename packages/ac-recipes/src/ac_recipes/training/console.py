@@ -1,27 +1,39 @@
-"""What a run shows: the asked -> applied table, and one line a step."""
+"""What a run shows: the asked -> applied table, one line every few steps, and on a terminal a live line below."""
 
 import io
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
 from rich.console import Console
 from rich.table import Table
+
+from ac_recipes.training.progress import LiveProgress
 
 GIB = 2**30
 Row = tuple[str, str, str, str]
 
 
 class RunConsole:
-    """Prints for rank 0 and stays silent on the others. Plain text, without colour, when the output is piped."""
+    """Prints for rank 0 and stays silent on the others.
+
+    Colour and the live line are for terminals: none of them when the output is piped, `NO_COLOR` is set or the terminal
+    is a dumb one.
+    """
 
     def __init__(self, *, silent: bool, to_stderr: bool = False) -> None:
         self._stream: TextIO = sys.stderr if to_stderr else sys.stdout
         self._silent = silent
+        self._live: LiveProgress | None = None
 
     def line(self, text: str) -> None:
         """One line, at once."""
         if self._silent:
+            return
+        if self._live is not None:
+            self._live.line(text)
             return
         try:
             print(text, file=self._stream, flush=True)
@@ -34,7 +46,7 @@ class RunConsole:
         if self._silent:
             return
         console = Console(highlight=False, file=io.StringIO(), width=140)
-        if self._stream.isatty():
+        if self._is_lively():
             console = Console(file=self._stream, highlight=False)
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column in ("setting", "asked", "applied", "detail"):
@@ -45,11 +57,35 @@ class RunConsole:
         if isinstance(console.file, io.StringIO):
             self.line("\n".join(line.rstrip() for line in console.file.getvalue().splitlines()))
 
+    @contextmanager
+    def progress(self, done: int, of: int) -> Iterator[None]:
+        """Show the live line for the time of the context, where there is a terminal to show it on."""
+        if self._silent or not self._is_lively():
+            yield
+            return
+        self._live = LiveProgress(self._stream, done, of)
+        try:
+            with self._live.shown():
+                yield
+        finally:
+            self._live = None
+
     def step(
-        self, step: int, of: int, *, loss: float, grad_norm: float, lr: float, peak_bytes: int, rate: float
+        self, step: int, of: int, *, loss: float, grad_norm: float, lr: float, peak_bytes: int, rate: float, is_due: bool
     ) -> None:
-        """One optimizer step; `peak_bytes` over all ranks, `rate` in tokens a second over all ranks."""
-        self.line(
-            f"step {step:>{len(str(of))}}/{of} | loss {loss:.4f} | grad_norm {grad_norm:.2f} | lr {lr:.2e} "
-            f"| mem {peak_bytes / GIB:.2f} GiB | {rate:,.0f} tokens/s"
+        """One optimizer step: a line if one `is_due`, and the live line in any case.
+
+        `peak_bytes`: the largest of all ranks. `rate`: tokens a second over all ranks.
+        """
+        figures = (
+            f"loss {loss:.4f} | grad_norm {grad_norm:.2f} | lr {lr:.2e} | mem {peak_bytes / GIB:.2f} GiB "
+            f"| {rate:,.0f} tokens/s"
         )
+        if is_due:
+            self.line(f"step {step:>{len(str(of))}}/{of} | {figures}")
+        if self._live is not None:
+            self._live.update(step, figures)
+
+    def _is_lively(self) -> bool:
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") in ("dumb", "unknown")
+        return self._stream.isatty() and not plain

@@ -1,5 +1,6 @@
-"""Peak memory of this process since the last reading, in bytes."""
+"""Memory in bytes: the peak of this process since the last reading, and how much it may have."""
 
+import os
 import resource
 from pathlib import Path
 
@@ -47,3 +48,20 @@ class PeakMemory:
             line = next(line for line in self._status.read_text().splitlines() if line.startswith("VmHWM"))
             return int(line.split()[1]) * 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # KiB on Linux
+
+
+def memory_limit(device: torch.device) -> int:
+    """What a process may allocate on `device`: all of a GPU, or the least of the machine's memory, the control group's
+    and the process's own limit."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        limits.append(soft)
+    for group in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):  # version 2, version 1
+        try:
+            limits.append(int(Path(group).read_text()))
+        except (OSError, ValueError):  # no such version here, or the word "max"
+            continue
+    return min(limits)

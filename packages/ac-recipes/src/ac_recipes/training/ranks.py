@@ -4,12 +4,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from ac_recipes.launch import is_worker
+from ac_recipes.rank_process import is_worker
 
 T = TypeVar("T")
 
@@ -49,6 +49,14 @@ class Ranks:
         box = [value]
         dist.broadcast_object_list(box, src=0, device=self.device)
         return box[0]
+
+    def gather(self, value: T) -> list[T]:
+        """The `value` of every rank, by rank."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
 
     def wait(self) -> None:
         """Until every rank is here."""

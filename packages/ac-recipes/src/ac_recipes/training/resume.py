@@ -1,4 +1,4 @@
-"""Finding the run to go on with, and refusing one that the recipe does not continue."""
+"""Opening the folder of a run: a new one, or that of the run to go on with, unless the recipe does not continue it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +8,10 @@ from ac_recipes.errors import UsageError
 from ac_recipes.reader import RecipeError, read_recipe, to_plain
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.checkpoint import whole_checkpoints
+from ac_recipes.training.console import RunConsole
+from ac_recipes.training.ranks import Ranks
 from ac_recipes.training.run_folder import RunFolder
+from ac_recipes.training.saving import Saver
 
 FIXED_SECTIONS = ("model", "dataset", "tokenizer", "rng")
 """What the weights and the data order of a run hang on. Everything else may change: the policy of activation
@@ -44,6 +47,46 @@ def find_run(recipe: Recipe, name: str, folder: str) -> Path:
                 f"{', '.join(FIXED_SECTIONS)}. Set it back, or start a new run"
             )
     return run.path
+
+
+def open_run(recipe: Recipe, name: str, resume: Path | None, ranks: Ranks, console: RunConsole) -> RunFolder:
+    """The run's folder: a new one made by rank 0, or the resumed one, with what has changed since.
+
+    Raises:
+        UsageError: it cannot be made, or another node does not see it.
+    """
+    if resume is None:
+        path = RunFolder.create(Path(recipe.run.dir), name, recipe).path if ranks.is_first else None
+        run = RunFolder(Path(str(ranks.from_first(path))))
+    else:
+        run = RunFolder(resume)
+        if ranks.is_first:
+            for field, was, now in changes(run, recipe):
+                console.line(f"changed since the run was last started: {field}: {was} -> {now}")
+    blind = [rank for rank, sees in enumerate(ranks.gather(run.recipe.is_file())) if not sees]
+    if blind:
+        raise UsageError(
+            f"run.dir: rank {blind[0]} does not see {run.path}, which rank 0 has; the folder of a run has to be on a "
+            "file system that all nodes share"
+        )
+    return run
+
+
+def go_on(run: RunFolder, recipe: Recipe, saver: Saver, ranks: Ranks, console: RunConsole) -> int:
+    """Load the newest sound checkpoint of `run`, and forget what came after it; returns the steps it has done.
+
+    Raises:
+        RunError: there is none.
+    """
+    done = saver.resume().step
+    if ranks.is_first:
+        run.write_recipe(recipe)
+        run.drop_metrics_after(done)
+    if done >= recipe.step_scheduler.max_steps:
+        console.line(
+            f"nothing left to do: step_scheduler.max_steps is {recipe.step_scheduler.max_steps}; raise it to go on"
+        )
+    return done
 
 
 def changes(run: RunFolder, recipe: Recipe) -> list[tuple[str, Any, Any]]:

@@ -1,4 +1,4 @@
-"""The folder of a run: the resolved recipe, the tokenizer, one line of metrics a step, the checkpoints."""
+"""The folder of a run: recipe, tokenizer, one line of metrics a step, one of each start, the checkpoints."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from ac_recipes.training.checkpoint import whole_checkpoints
 
 @dataclass(frozen=True)
 class RunFolder:
-    """`recipe.yaml`, `tokenizer.json`, `text.sha256`, `metrics.jsonl` and `checkpoints/` of one run."""
+    """`recipe.yaml`, `tokenizer.json`, `text.sha256`, `metrics.jsonl`, `sessions.jsonl` and `checkpoints/` of one run."""
 
     path: Path
 
@@ -64,6 +64,10 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def sessions(self) -> Path:
+        return self.path / "sessions.jsonl"
+
+    @property
     def text_hash(self) -> Path:
         return self.path / "text.sha256"
 
@@ -77,8 +81,11 @@ class RunFolder:
 
     def write_metrics(self, **values: Any) -> None:
         """Append one line."""
-        with self.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(values) + "\n")
+        _append(self.metrics, values)
+
+    def write_session(self, values: dict[str, Any]) -> None:
+        """Append one start of the run, the first or a resumed one."""
+        _append(self.sessions, values)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The lines so far. What is not a line of metrics, such as one that a kill cut off, is left out."""
@@ -98,6 +105,11 @@ class RunFolder:
         """Forget what came after a checkpoint that the run now goes on from: those steps are made again."""
         kept = [line for line in self.read_metrics() if line["step"] <= step]
         _replace(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def _append(path: Path, values: dict[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(values) + "\n")
 
 
 def _replace(path: Path, text: str) -> None:

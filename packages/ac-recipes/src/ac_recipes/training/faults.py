@@ -1,0 +1,133 @@
+"""What ends a run, in words: what happened, what is kept, what to do."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ac_recipes.errors import LostPeerError, RankError, RunError, UsageError
+from ac_recipes.invocation import Invocation
+from ac_recipes.training.checkpoint import whole_checkpoints
+from ac_recipes.training.memory import memory_limit
+from ac_recipes.training.ranks import Ranks
+from ac_recipes.training.run_folder import RunFolder
+
+_GIB = 2**30
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_SPACE_TEXT = ("No space left on device", "Disk quota exceeded", "File too large")
+_NO_MEMORY_TEXT = ("not enough memory", "can't allocate memory", "Cannot allocate memory", "CUDA out of memory")
+_LOST_PEER_TEXT = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
+
+
+class Faults:
+    """Turns what ends a run into a `RunError` that names the remedy. What a run has saved is never touched.
+
+    when: what the run is doing, for its last words; whoever goes on to something else says so.
+    """
+
+    def __init__(self, run: RunFolder, invocation: Invocation, ranks: Ranks) -> None:
+        self.when = "while the run was set up"
+        self._run = run
+        self._invocation = invocation
+        self._ranks = ranks
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Around the run.
+
+        Raises:
+            RankError: out of memory, a disk that is full, a file that cannot be read; another rank is gone. Whatever
+                else is raised is a mistake of the program and goes through with its traceback.
+        """
+        try:
+            yield
+        except (RuntimeError, OSError, MemoryError, UsageError) as error:
+            if (known := self.explain(error)) is None:
+                raise
+            raise known from error
+
+    def explain(self, error: BaseException) -> RunError | None:
+        """`error` as the run's last words; None if it is not known, or has been explained already."""
+        if is_out_of_memory(error):
+            return RankError(self._out_of_memory(error))
+        if isinstance(error, (RunError, UsageError)):
+            return None
+        if is_disk_full(error):
+            return RankError(f"{_reason(error)}, {self.when}; {self.kept()}. Make room, and {self.go_on()}")
+        if any(text in str(error) for text in _LOST_PEER_TEXT):
+            return LostPeerError(f"another rank has ended, {self.when}, and says why on its node; {self.kept()}")
+        if isinstance(error, OSError):
+            return RankError(f"{_reason(error)}, {self.when}; {self.kept()}. Once it is mended, {self.go_on()}")
+        return None
+
+    def not_finite(self, what: str, value: float, step: int) -> RunError:
+        """The loss or the gradient norm of step `step` is NaN or infinite. The optimizer has not stepped on it."""
+        return RunError(
+            f"the {what} is {value} at step {step}; {self.kept()}. Try a smaller optimizer.lr, a longer "
+            f"lr_scheduler.lr_warmup_steps or a smaller clip_grad_norm.max_norm; {self.go_on()}"
+        )
+
+    def not_saved(self, error: BaseException, step: int) -> RunError:
+        """The checkpoint of step `step` could not be written."""
+        self.when = f"while the checkpoint of step {step} was written"
+        if (known := self.explain(error)) is not None:
+            return known
+        return RunError(
+            f"the checkpoint of step {step} cannot be written to {self._run.checkpoints}: {_reason(error)}; "
+            f"{self.kept()}. Once it is mended, {self.go_on()}"
+        )
+
+    def kept(self) -> str:
+        """The newest checkpoint that a run can go on from."""
+        saved = whole_checkpoints(self._run.checkpoints)
+        return f"the newest checkpoint is {saved[-1].path}" if saved else "no checkpoint was written yet"
+
+    def go_on(self) -> str:
+        """How to go on from there."""
+        if not whole_checkpoints(self._run.checkpoints):
+            return "start the run anew"
+        return f"go on with: {self._invocation.resume(self._run.path)}"
+
+    def _out_of_memory(self, error: BaseException) -> str:
+        device = self._ranks.device
+        limit = memory_limit(device)
+        where = f"on {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "for this process"
+        return (
+            f"out of memory {where} ({limit / _GIB:.1f} GiB), {self.when}: {_reason(error)}; {self.kept()}. Find what fits "
+            f"with: {self._invocation.plan(limit)}"
+        )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error`, or what it was raised from, is an allocation that failed, on the CPU or on a GPU."""
+    for each in _chain(error):
+        if isinstance(each, (MemoryError, torch.OutOfMemoryError)):
+            return True
+        if isinstance(each, RuntimeError) and any(text in str(each) for text in _NO_MEMORY_TEXT):
+            return True
+    return False
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether `error`, or what it was raised from, is a write for which there was no room."""
+    return any(
+        (isinstance(each, OSError) and each.errno in _NO_SPACE) or any(text in str(each) for text in _NO_SPACE_TEXT)
+        for each in _chain(error)
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _reason(error: BaseException) -> str:
+    """What `error` says, in one line: of a file, its name and the system's words; of torch, the first sentence."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    # A CheckpointException is a heading, a traceback and the error that matters.
+    told = next((line for line in lines if any(text in line for text in _NO_SPACE_TEXT)), lines[0])
+    return told.partition(". ")[0][:300]

@@ -1,0 +1,145 @@
+"""The loop around the step: when to validate, to save, to print and to stop."""
+
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ac_recipes.errors import RunInterruptedError, UsageError
+from ac_recipes.invocation import Invocation
+from ac_recipes.recipe import Recipe
+from ac_recipes.training.console import RunConsole
+from ac_recipes.training.faults import Faults
+from ac_recipes.training.metrics import MetricsLog
+from ac_recipes.training.ranks import Ranks
+from ac_recipes.training.saving import Saver
+from ac_recipes.training.signals import StopRequest
+
+if TYPE_CHECKING:
+    from ac_recipes.training.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where a run left its files, and the losses it ended with (nats a token).
+
+    `is_first`: whether this is rank 0, the one that speaks for all. `stopped_by`: the signal that ended the run early.
+    """
+
+    run: Path
+    steps: int
+    loss: float | None
+    validation_loss: float | None
+    is_first: bool
+    stopped_by: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "run": str(self.run),
+            "steps": self.steps,
+            "loss": self.loss,
+            "validation_loss": self.validation_loss,
+            "stopped_by": self.stopped_by,
+        }
+
+
+@dataclass(kw_only=True)
+class Loop:
+    """Takes a trainer from where it is to the last step.
+
+    Raises:
+        UsageError: checkpoints are to be kept by a validation loss that there is none of.
+    """
+
+    recipe: Recipe
+    folder: Path
+    invocation: Invocation
+    ranks: Ranks
+    console: RunConsole
+    trainer: "Trainer"
+    saver: Saver
+    log: MetricsLog
+    faults: Faults
+    last_loss: float | None = None
+    validated: tuple[int, float] | None = None
+    """How many steps were done when the validation loss was last measured, and the loss."""
+
+    def __post_init__(self) -> None:
+        self.schedule = self.recipe.step_scheduler
+        if self.recipe.checkpoint.keep_best and not len(self.trainer.sequences.validation):
+            raise UsageError(
+                "checkpoint.keep_best: needs a validation loss, but no data is held out; set "
+                "dataset.validation_fraction, or leave keep_best out"
+            )
+
+    def run(self) -> Result:
+        """Train to the last step, or to the end of the step in which a signal asks to stop.
+
+        Raises:
+            RunInterruptedError: a signal ended the run, and the recipe says to write no checkpoints.
+        """
+        stop = StopRequest()
+        with stop.listening(), self.console.progress(self.done, self.schedule.max_steps):
+            if self.done == 0:
+                self.validate()
+            while self.done < self.schedule.max_steps:
+                self.step()
+                if (signum := stop.agreed(self.ranks)) and self.done < self.schedule.max_steps:
+                    return self.stop(signum)
+                if self.is_due(self.schedule.val_every_steps):
+                    self.validate()
+                if self.recipe.checkpoint.enabled and self.is_due(self.schedule.ckpt_every_steps):
+                    self.save()
+        self.saver.tell_best()
+        self.console.line(f"done: {self.done} steps | run folder {self.folder}")
+        return self.result()
+
+    @property
+    def done(self) -> int:
+        """Optimizer steps done."""
+        return self.trainer.steps_done
+
+    def is_due(self, every: int | None) -> bool:
+        """Whether something done every so many steps is due now; at the last step it always is."""
+        return self.done == self.schedule.max_steps or (every is not None and self.done % every == 0)
+
+    def step(self) -> None:
+        """One optimizer step, and its figures."""
+        self.faults.when = f"in step {self.done + 1}"
+        figures = self.trainer.step()
+        self.last_loss = figures.loss
+        self.log.step(figures, is_due=self.done == 1 or self.is_due(self.schedule.log_every_steps))
+
+    def validate(self) -> None:
+        """Measure the validation loss, where data is held out."""
+        self.faults.when = f"in the validation after step {self.done}"
+        if (loss := self.trainer.validate()) is not None:
+            self.validated = (self.done, loss)
+            self.log.validation(self.done, loss)
+
+    def save(self) -> None:
+        """Write a checkpoint; with `keep_best`, it has a validation loss to be judged by."""
+        if self.recipe.checkpoint.keep_best and self.validation_loss is None:
+            self.validate()
+        self.saver.save(self.done, self.validation_loss)
+
+    def stop(self, signum: signal.Signals) -> Result:
+        """End early: save, and say how to go on."""
+        if not self.recipe.checkpoint.enabled:
+            raise RunInterruptedError(signum, "nothing is saved, as checkpoint.enabled is false")
+        self.saver.save(self.done, self.validation_loss)
+        self.console.line(
+            f"stopped by {signum.name} after step {self.done}; go on with: {self.invocation.resume(self.folder)}"
+        )
+        return self.result(stopped_by=signum.name)
+
+    @property
+    def validation_loss(self) -> float | None:
+        """The validation loss of the model as it is now, if it was measured."""
+        return self.validated[1] if self.validated is not None and self.validated[0] == self.done else None
+
+    def result(self, stopped_by: str | None = None) -> Result:
+        """What the run came to."""
+        validation_loss = None if self.validated is None else self.validated[1]
+        return Result(self.folder, self.done, self.last_loss, validation_loss, self.ranks.is_first, stopped_by)

@@ -1,0 +1,76 @@
+"""Writing checkpoints, keeping the right ones, and going on from the newest sound one."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+from torch.distributed.checkpoint import CheckpointException
+from torch.optim import Optimizer
+
+from ac_recipes.errors import RunError
+from ac_recipes.training import retention
+from ac_recipes.training.checkpoint import found_checkpoints, load_checkpoint, save_checkpoint, whole_checkpoints
+from ac_recipes.training.config import CheckpointConfig
+from ac_recipes.training.console import RunConsole
+from ac_recipes.training.faults import Faults
+from ac_recipes.training.manifest import Checkpoint, damage
+from ac_recipes.training.ranks import Ranks
+
+
+@dataclass(kw_only=True)
+class Saver:
+    """The checkpoints of one run, in `folder`. Every method is called by all ranks alike."""
+
+    config: CheckpointConfig
+    folder: Path
+    ranks: Ranks
+    console: RunConsole
+    faults: Faults
+    model: nn.Module
+    optimizer: Optimizer
+
+    def save(self, step: int, validation_loss: float | None) -> Path:
+        """Write the checkpoint of `step`, then delete those that it supersedes.
+
+        Raises:
+            RunError: it cannot be written; the older ones are kept.
+        """
+        try:
+            path = save_checkpoint(self.folder, step, self.model, self.optimizer, self.ranks, validation_loss)
+        except (OSError, RuntimeError, MemoryError, CheckpointException) as error:
+            raise self.faults.not_saved(error, step) from error
+        self.console.line(f"step {step} | checkpoint {path}")
+        if self.ranks.is_first:
+            for checkpoint in retention.superseded(whole_checkpoints(self.folder), self.config):
+                retention.remove(checkpoint)
+        return path
+
+    def resume(self) -> Checkpoint:
+        """Load the newest checkpoint whose checksums are right, and tell which newer ones are damaged.
+
+        Raises:
+            RunError: there is none.
+        """
+        found = self.ranks.from_first(found_checkpoints(self.folder))
+        damages: list[str] = []
+        for candidate in reversed(found):
+            wrong = candidate if isinstance(candidate, str) else self._damage(candidate)
+            if wrong is None:
+                for told in damages:
+                    self.console.line(f"damaged checkpoint: {told}; falling back to the older {candidate.path}")
+                with_rng = load_checkpoint(candidate, self.model, self.optimizer, self.ranks)
+                note = "" if with_rng else " (random numbers restart: it was saved on another number of ranks)"
+                self.console.line(f"resumed from {candidate.path}, {candidate.step} steps done{note}")
+                return candidate
+            damages.append(wrong)
+        told = f": {'; '.join(damages)}" if damages else ""
+        raise RunError(f"{self.folder} holds no sound checkpoint to resume from{told}; start the run anew")
+
+    def tell_best(self) -> None:
+        """Name the checkpoint of the lowest validation loss, where a run was asked to keep it."""
+        if self.config.keep_best and (best := retention.best(whole_checkpoints(self.folder))):
+            self.console.line(f"best checkpoint {best[0].path}, validation loss {best[0].validation_loss:.4f}")
+
+    def _damage(self, checkpoint: Checkpoint) -> str | None:
+        shares = self.ranks.gather(damage(checkpoint, self.ranks.rank, self.ranks.world_size))
+        return next((share for share in shares if share is not None), None)

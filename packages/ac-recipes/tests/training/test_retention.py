@@ -1,0 +1,40 @@
+"""The newest and the best stay; what goes is never taken for a damaged checkpoint."""
+
+import pytest
+
+from ac_recipes.training import retention
+from ac_recipes.training.config import CheckpointConfig
+from ac_recipes.training.manifest import Checkpoint
+
+LOSSES = {1: 3.0, 2: 1.0, 3: None, 4: 1.0, 5: 2.0, 6: 2.5}
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "keep_best", "left"),
+    [
+        (None, 0, [1, 2, 3, 4, 5, 6]),
+        (1, 0, [6]),
+        (2, 1, [4, 5, 6]),
+        (2, 2, [2, 4, 5, 6]),
+        (1, 3, [2, 4, 5, 6]),
+        (9, 9, [1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_the_newest_and_the_best_are_kept(tmp_path, keep_last, keep_best, left):
+    checkpoints = [Checkpoint(tmp_path / str(step), step, 1, loss, {}) for step, loss in LOSSES.items()]
+    config = CheckpointConfig(keep_last=keep_last, keep_best=keep_best)
+    gone = {checkpoint.step for checkpoint in retention.superseded(checkpoints[::-1], config)}
+    assert sorted(set(LOSSES) - gone) == left
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"keep_last": 0}, "keep_last: 0 is below 1"),
+        ({"keep_last": 1, "keep_best": -1}, "keep_best: -1 is below 0"),
+        ({"keep_best": 1}, "keep_best: 1 has no effect while keep_last is null"),
+    ],
+)
+def test_what_would_keep_nothing_or_do_nothing_is_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        CheckpointConfig(**fields)

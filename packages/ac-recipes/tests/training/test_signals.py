@@ -1,0 +1,87 @@
+"""A signal is heard at the end of the step; a second one ends the process as it would have before."""
+
+import os
+import signal
+import threading
+
+import pytest
+import torch
+
+from ac_recipes.errors import RunInterruptedError
+from ac_recipes.invocation import Invocation
+from ac_recipes.launch import STOP_FILE
+from ac_recipes.training.checkpoint import whole_checkpoints
+from ac_recipes.training.ranks import Ranks
+from ac_recipes.training.run_folder import RunFolder
+from ac_recipes.training.signals import StopRequest
+from ac_recipes.training.trainer import Trainer, train
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
+
+
+@pytest.fixture
+def signalled(monkeypatch):
+    """The run sends itself a signal in the middle of its third step."""
+
+    def during_the_third_step(signum):
+        microbatches = Trainer.microbatches
+
+        def kill(self):
+            if self.steps_done == 2:
+                os.kill(os.getpid(), signum)
+            return microbatches(self)
+
+        monkeypatch.setattr(Trainer, "microbatches", kill)
+
+    return during_the_third_step
+
+
+def losses(run):
+    return {line["step"]: line["loss"] for line in RunFolder(run).read_metrics() if "loss" in line}
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_ends_well_and_goes_on_to_the_bit(tiny, signalled, monkeypatch, capsys, signum):
+    recipe = tiny("step_scheduler.ckpt_every_steps=null")
+    expected = losses(train(recipe, "tiny").run)
+    with monkeypatch.context():
+        signalled(signum)
+        stopped = train(recipe, "tiny", invocation=Invocation(("train", "my tiny.yaml", "--json")))
+    assert (stopped.steps, stopped.stopped_by) == (3, signum.name)
+    assert [c.step for c in whole_checkpoints(stopped.run / "checkpoints")] == [3]
+    told = f"stopped by {signum.name} after step 3; go on with: ac-recipes train 'my tiny.yaml' --json --resume "
+    assert capsys.readouterr().out.splitlines()[-1] == f"{told}{stopped.run}"
+    monkeypatch.undo()
+    assert losses(train(recipe, "tiny", resume=stopped.run).run) == expected
+
+
+def test_where_nothing_may_be_saved_the_run_says_so(tiny, signalled):
+    signalled(signal.SIGTERM)
+    with pytest.raises(RunInterruptedError, match=r"ended by SIGTERM; nothing is saved, as checkpoint\.enabled is fals"):
+        train(tiny("checkpoint.enabled=false"), "tiny")
+
+
+def test_a_second_signal_does_what_the_first_would_have_done():
+    stop = StopRequest()
+    with stop.listening():
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.agreed(ALONE) is signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_what_the_launcher_left_is_a_request(tmp_path, monkeypatch):
+    monkeypatch.setenv(STOP_FILE, str(tmp_path / "stop"))
+    stop = StopRequest()
+    assert stop.agreed(ALONE) is None
+    (tmp_path / "stop").write_text(str(int(signal.SIGTERM)))
+    assert stop.agreed(ALONE) is signal.SIGTERM
+
+
+def test_a_thread_that_cannot_hear_signals_trains_all_the_same(tiny):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(train(tiny("step_scheduler.max_steps=1"), "tiny")))
+    thread.start()
+    thread.join()
+    assert results[0].steps == 1
