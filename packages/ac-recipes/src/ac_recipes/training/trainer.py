@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ac_recipes.errors import RunError, UsageError
+from ac_recipes.data.packing import check_packing
+from ac_recipes.data.prepare import Prepared, prepare
+from ac_recipes.errors import RunError
+from ac_recipes.lora import add_lora
+from ac_recipes.model_config import check_positions
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.batches import BatchPlan, GlobalOrder
 from ac_recipes.training.checkpoint import load_checkpoint, save_checkpoint, whole_checkpoints
@@ -33,7 +36,6 @@ from ac_recipes.training.ranks import Ranks, joined_ranks
 from ac_recipes.training.resume import changes
 from ac_recipes.training.run_folder import RunFolder
 from ac_recipes.training.settings import settings_table
-from ac_recipes.training.text import Sequences, cut_sequences, hash_of, read_documents, train_tokenizer
 
 
 @dataclass(frozen=True)
@@ -76,14 +78,19 @@ def train(recipe: Recipe, name: str, *, resume: Path | None = None, to_stderr: b
         console = RunConsole(silent=not ranks.is_first, to_stderr=to_stderr)
         plan = preflight(recipe, ranks.world_size)
         run = open_run(recipe, name, resume, ranks, console)
-        tokenizer, sequences = prepare_text(recipe, run, ranks, trained=resume is not None)
-        model = build_model(recipe.model, tokenizer.get_vocab_size(), recipe.rng.seed, ranks.device)
+        data = prepare(recipe, run, ranks, resumed=resume is not None)
+        model = build_model(recipe.model, len(data.tokenizer), recipe.rng.seed, ranks.device)
+        check_positions(recipe, model.config)
+        if recipe.packed_sequence.packed_sequence_size:
+            check_packing(model)
+        if recipe.peft is not None:
+            add_lora(model, recipe.peft, recipe.rng.seed)
         head_loss = attach_loss(model, recipe.loss_fn)
         model, report = DistributedSetup(recipe.distributed).apply(model, ranks)
         optimizer = build_optimizer(model.parameters(), recipe.optimizer)
         torch.manual_seed(recipe.rng.seed + ranks.rank)  # what the run draws from here on differs between ranks
         memory = PeakMemory(ranks.device)
-        console.asked_applied(settings_table(recipe, report, plan, ranks, tokenizer, sequences, memory))
+        console.asked_applied(settings_table(recipe, report, plan, ranks, data, memory))
         console.line(f"run folder {run.path}")
         trainer = Trainer(
             recipe=recipe,
@@ -94,7 +101,7 @@ def train(recipe: Recipe, name: str, *, resume: Path | None = None, to_stderr: b
             model=model,
             head_loss=head_loss,
             optimizer=optimizer,
-            sequences=sequences,
+            data=data,
             memory=memory,
         )
         return trainer.run(resumed=resume is not None)
@@ -113,28 +120,6 @@ def open_run(recipe: Recipe, name: str, resume: Path | None, ranks: Ranks, conso
     return RunFolder(Path(str(ranks.from_first(path))))
 
 
-def prepare_text(recipe: Recipe, run: RunFolder, ranks: Ranks, *, trained: bool) -> tuple[Tokenizer, Sequences]:
-    """The tokenizer and the token sequences. Rank 0 trains the tokenizer; it is kept in the run's folder, so that
-    every rank and every resumed run encode alike.
-
-    Raises:
-        UsageError: the text is too short; or a resumed run was trained on another, or its tokenizer is damaged.
-    """
-    documents = read_documents(recipe.dataset)
-    found = hash_of(documents)
-    if not trained and ranks.is_first:
-        run.text_hash.write_text(found)
-        train_tokenizer(documents, recipe.tokenizer.vocab_size).save(str(run.tokenizer))
-    ranks.wait()
-    if not run.text_hash.is_file() or run.text_hash.read_text() != found:
-        raise UsageError(f"--resume: dataset.text is not the text that {run.path} was trained on")
-    try:
-        tokenizer = Tokenizer.from_file(str(run.tokenizer))
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise UsageError(f"--resume: {run.tokenizer} cannot be read: {error}") from error
-    return tokenizer, cut_sequences(documents, tokenizer, recipe.dataset)
-
-
 @dataclass(kw_only=True)
 class Trainer:
     """One run: the step, what surrounds it, and nothing that is not needed to resume."""
@@ -147,13 +132,13 @@ class Trainer:
     model: nn.Module
     head_loss: HeadLoss
     optimizer: Optimizer
-    sequences: Sequences
+    data: Prepared
     memory: PeakMemory
     steps_done: int = 0
 
     def __post_init__(self) -> None:
         self.schedule = self.recipe.step_scheduler
-        self.order = GlobalOrder(len(self.sequences.train), self.schedule.global_batch_size, self.recipe.rng.seed)
+        self.order = GlobalOrder(len(self.data.train), self.schedule.global_batch_size, self.recipe.rng.seed)
 
     def run(self, *, resumed: bool) -> Result:
         """Train to the last step."""
@@ -180,15 +165,15 @@ class Trainer:
         started = time.perf_counter()
         microbatches = self.microbatches()
         ignored = self.recipe.loss_fn.ignore_index
-        label_tokens = int(self.ranks.sum(sum(int((labels != ignored).sum()) for _, labels in microbatches)))
+        label_tokens = int(self.ranks.sum(sum(int((batch["labels"] != ignored).sum()) for batch in microbatches)))
         rate = learning_rate(
             self.steps_done, self.schedule.max_steps, self.recipe.optimizer.lr, self.recipe.lr_scheduler
         )
         set_learning_rate(self.optimizer, rate)
         total = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
-        for index, (inputs, labels) in enumerate(microbatches):
+        for index, batch in enumerate(microbatches):
             with self.no_gradient_exchange(is_last=index == len(microbatches) - 1):
-                loss = self.forward(inputs, labels, max(1, label_tokens))
+                loss = self.forward(batch, max(1, label_tokens))
                 # DDP and FSDP2 average gradients over ranks; the loss is already divided by the tokens of all of them.
                 (loss * self.ranks.world_size).backward()
             total += loss.detach()
@@ -202,20 +187,26 @@ class Trainer:
         self.log(loss_value, grad_norm, rate, label_tokens, time.perf_counter() - started)
         return loss_value
 
-    def microbatches(self) -> list[tuple[Tensor, Tensor]]:
-        """This rank's share of the next global batch: inputs and labels, int64 `[local_batch, sequence]` each.
+    def microbatches(self) -> list[dict[str, Tensor]]:
+        """This rank's share of the next global batch: named tensors `[local_batch, ...]`, the `labels` among them.
 
         The ranks take consecutive shares, so that a global batch is the same on any number of ranks.
         """
         batch = self.order.batch(self.steps_done)
         mine = batch.chunk(self.ranks.world_size)[self.ranks.rank]
-        windows = [self.sequences.train[ids].to(self.ranks.device) for ids in mine.split(self.plan.local)]
-        return [(w[:, :-1], w[:, 1:]) for w in windows]
+        return [self.on_device(self.data.train[ids]) for ids in mine.split(self.plan.local)]
 
-    def forward(self, inputs: Tensor, labels: Tensor, label_tokens: int) -> Tensor:
-        """The loss summed over `labels` and divided by `label_tokens`, through the whole model and its wrappers."""
+    def on_device(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of a batch on this rank's device."""
+        return {name: tensor.to(self.ranks.device) for name, tensor in batch.items()}
+
+    def forward(self, batch: dict[str, Tensor], label_tokens: int) -> Tensor:
+        """The loss summed over the labels of `batch` and divided by `label_tokens`, through the whole model and its
+        wrappers. Label t belongs to the token after input t."""
+        inputs = dict(batch)
+        labels = inputs.pop("labels")
         with self.head_loss.labels(labels, label_tokens):
-            return self.model(input_ids=inputs, use_cache=False).logits
+            return self.model(**inputs, use_cache=False).logits
 
     def no_gradient_exchange(self, *, is_last: bool) -> AbstractContextManager[Any]:
         """DDP exchanges gradients once a step. FSDP2 does so for every microbatch: what it keeps between them is then
@@ -239,7 +230,7 @@ class Trainer:
 
         It draws no random numbers, so that how often it runs changes nothing of the training.
         """
-        held_out = self.sequences.validation
+        held_out = self.data.validation
         if not len(held_out):
             return None
         total = tokens = 0.0
@@ -248,10 +239,10 @@ class Trainer:
         # Every rank makes the same number of forwards, since FSDP2's are collective; the last may be empty of labels.
         for start in range(0, len(held_out), size * self.ranks.world_size):
             rows = torch.arange(start + self.ranks.rank * size, start + (self.ranks.rank + 1) * size)
-            window = held_out[rows.clamp(max=len(held_out) - 1)].to(self.ranks.device)
-            labels = window[:, 1:].clone()
+            batch = held_out[rows.clamp(max=len(held_out) - 1)]
+            labels = batch["labels"]
             labels[rows >= len(held_out)] = self.recipe.loss_fn.ignore_index
-            total += self.forward(window[:, :-1], labels, 1).item()
+            total += self.forward(self.on_device(batch), 1).item()
             tokens += int((labels != self.recipe.loss_fn.ignore_index).sum())
         self.model.train()
         mean = self.ranks.sum(total) / self.ranks.sum(tokens)
