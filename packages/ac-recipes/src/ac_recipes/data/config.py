@@ -76,8 +76,6 @@ class RecordsDatasetConfig(Section):
         super().__post_init__()
         at_least(1, self, "sequence_length")
         _is_fraction(self)
-        if not self.path_or_dataset_id or "" in self.sources:
-            raise ValueError("path_or_dataset_id: needs a file, a list of files, or the name of a dataset")
         if self.limit_dataset_samples is not None:
             at_least(1, self, "limit_dataset_samples")
         for role in self.column_mapping:
@@ -147,6 +145,8 @@ def check_together(
     """
     size = packed.packed_sequence_size
     for section, config in (("dataset", dataset), ("validation_dataset", validation)):
+        if isinstance(config, RecordsDatasetConfig) and (not config.path_or_dataset_id or "" in config.sources):
+            raise ValueError(f"{section}.path_or_dataset_id: needs a file, a list of files, or the name of a dataset")
         if size and isinstance(config, TextDatasetConfig):
             raise ValueError(
                 "packed_sequence.packed_sequence_size: plain text is cut into full sequences and needs no packing; "
