@@ -48,7 +48,7 @@ def add_lora(model: "PreTrainedModel", config: PeftConfig, seed: int) -> None:
     import torch
 
     try:
-        from peft import LoraConfig
+        from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise UsageError("peft: needs the peft library; pip install 'ac-recipes[peft]'") from error
     targets = config.target_modules if isinstance(config.target_modules, str) else list(config.target_modules)
@@ -62,7 +62,7 @@ def add_lora(model: "PreTrainedModel", config: PeftConfig, seed: int) -> None:
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model.add_adapter(lora)
+            inject_adapter_in_model(lora, model)
     except (ValueError, ImportError) as error:
         raise UsageError(f"peft: {' '.join(str(error).split())[:300]}") from error
     for parameter in model.parameters():

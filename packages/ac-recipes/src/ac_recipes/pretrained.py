@@ -1,7 +1,9 @@
 """Pretrained models and tokenizers: where a recipe's name points, and loading from there through transformers."""
 
+import io
 import re
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
@@ -113,7 +115,8 @@ def _load(from_pretrained: Callable[..., T], name: str, field: str, **options: A
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        return from_pretrained(found.name, **found.arguments, **options)
+        with redirect_stderr(io.StringIO()):  # the progress bar of a GGUF file cannot be turned off
+            return from_pretrained(found.name, **found.arguments, **options)
     except Exception as error:
         if found.gguf_file is not None and isinstance(error, ImportError):
             raise UsageError(
