@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any
 
+from ac_recipes.errors import UsageError
 from ac_recipes.reader import Problem
 from ac_recipes.recipe import Recipe
 
@@ -27,6 +28,8 @@ def check_model_config(recipe: Recipe) -> Iterator[Problem]:
     from transformers import CONFIG_MAPPING
 
     fields = recipe.model.config
+    if fields is None:  # a pretrained model brings its own, which is seen when it is loaded
+        return
     model_type = fields["model_type"]
     if model_type not in CONFIG_MAPPING:
         near = get_close_matches(model_type, list(CONFIG_MAPPING), n=1)
@@ -57,13 +60,29 @@ def check_model_config(recipe: Recipe) -> Iterator[Problem]:
             suggestion=near[0] if near else None,
             at_key=True,
         )
-    length, most = recipe.dataset.sequence_length, getattr(config, "max_position_embeddings", None)
-    if isinstance(most, int) and length > most > 0:
-        yield Problem(
-            path=("dataset", "sequence_length"),
-            message=f"{length} tokens are more than the {most} positions of the model; shorten the sequences, or raise "
-            "model.config.max_position_embeddings",
-        )
+    yield from _too_long(recipe, config)
+
+
+def check_positions(recipe: Recipe, config: Any) -> None:
+    """Refuse sequences longer than the model, which has transformers' configuration `config`, has positions for.
+
+    Raises:
+        UsageError: naming both.
+    """
+    for problem in _too_long(recipe, config):
+        raise UsageError(f"{'.'.join(map(str, problem.path))}: {problem.message}")
+
+
+def _too_long(recipe: Recipe, config: Any) -> Iterator[Problem]:
+    most = getattr(config, "max_position_embeddings", None)
+    remedy = "shorten the sequences"
+    if recipe.model.pretrained_model_name_or_path is None:
+        remedy += ", or raise model.config.max_position_embeddings"
+    for section in ("dataset", "validation_dataset"):
+        data = getattr(recipe, section)
+        if data is not None and isinstance(most, int) and data.sequence_length > most > 0:
+            message = f"{data.sequence_length} tokens are more than the {most} positions of the model; {remedy}"
+            yield Problem(path=(section, "sequence_length"), message=message)
 
 
 def _refused(error: Exception) -> Problem:

@@ -5,11 +5,20 @@ component's own dataclass, the one it registers under the entry-point group `ac.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from ac_core.strategies import DDPConfig, FSDP2Config, MegatronFSDPConfig
 from ac_loss.config import LossConfig
 from ac_moe.config import MoEConfig
+from ac_recipes.data.config import (
+    DatasetConfig,
+    PackedSequenceConfig,
+    TextDatasetConfig,
+    TokenizerConfig,
+    check_together,
+)
+from ac_recipes.lora import PeftConfig
+from ac_recipes.section import Section, at_least
 from ac_recipes.trackers.config import TensorBoardConfig, WandbConfig
 from ac_recipes.training.config import CheckpointConfig
 
@@ -19,34 +28,31 @@ StrategyConfig = FSDP2Config | DDPConfig | MegatronFSDPConfig
 _FLOAT32_MAX = 3.4e38
 
 
-class _Section:
-    """Refuses a value that is not one of a field's choices, when a section is made from Python as well."""
-
-    def __post_init__(self) -> None:
-        for name, kind in get_type_hints(type(self)).items():
-            value, choices = getattr(self, name), get_args(kind)
-            if get_origin(kind) is Literal and value not in choices:
-                raise ValueError(f"{name}: {value!r} is not one of {', '.join(map(repr, choices))}")
-
-
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(_Section):
-    """The model, built from a Hugging Face configuration with new weights.
+class ModelConfig(Section):
+    """The model: a Hugging Face configuration with new weights, or a pretrained one.
 
     config: `model_type` and any field of that model's transformers configuration; `vocab_size` is the tokenizer's.
+        Beside a pretrained model, what that model is expected to be: `check` then needs no weights, and training
+        refuses another.
+    pretrained_model_name_or_path: a folder, a `.gguf` file, `package:NAME/FILE` for a file that an installed package
+        carries, or the name of a model on the Hugging Face hub.
     dtype: of the parameters, of their gradients and of the computation.
     attn_implementation: as in transformers.
     backend: how an expert-parallel model dispatches tokens.
     """
 
-    config: dict[str, Any]
+    config: dict[str, Any] | None = None
+    pretrained_model_name_or_path: str | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     attn_implementation: Literal["sdpa", "eager"] = "sdpa"
     backend: MoEConfig | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.config.get("model_type"), str):
+        if self.config is None and not self.pretrained_model_name_or_path:
+            raise ValueError("config: needs a config, or a pretrained_model_name_or_path")
+        if self.config is not None and not isinstance(self.config.get("model_type"), str):
             raise ValueError("config: needs a model_type, the transformers name of the architecture, such as llama")
         if self.backend is not None:
             raise ValueError(
@@ -55,46 +61,7 @@ class ModelConfig(_Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetConfig(_Section):
-    """Plain text, cut into sequences.
-
-    text: `pydoc_topics`, the English text on the Python language that every Python carries, or a list of UTF-8 files
-        (relative to the working directory). Each topic or file is one document.
-    sequence_length: tokens of one training sequence.
-    validation_fraction: share of the documents' text, in sequences, that is held out and never trained on.
-    """
-
-    text: Literal["pydoc_topics"] | tuple[str, ...] = "pydoc_topics"
-    sequence_length: int = 256
-    validation_fraction: float = 0.05
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _at_least(1, self, "sequence_length")
-        if not 0 <= self.validation_fraction < 1:
-            raise ValueError(f"validation_fraction: {self.validation_fraction!r} is not in [0, 1)")
-        if isinstance(self.text, str) and self.text != "pydoc_topics":
-            raise ValueError(f"text: {self.text!r} is neither 'pydoc_topics' nor a list of files")
-        if not self.text:
-            raise ValueError("text: the list of files is empty")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenizerConfig(_Section):
-    """A byte-level BPE tokenizer, trained on the training text when the run starts and kept in its folder."""
-
-    vocab_size: int = 2048
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 257 <= self.vocab_size <= 10_000_000:
-            raise ValueError(
-                f"vocab_size: {self.vocab_size} is not between 257 (256 bytes and the end-of-text token) and 10 million"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerConfig(_Section):
+class OptimizerConfig(Section):
     """AdamW of torch.
 
     weight_decay applies to matrices; biases and norms, the parameters of one dimension, are not decayed.
@@ -116,7 +83,7 @@ class OptimizerConfig(_Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LRSchedulerConfig(_Section):
+class LRSchedulerConfig(Section):
     """Learning rate: a linear warm-up from 0 to `optimizer.lr`, then a decay to `min_lr` at the last step."""
 
     lr_decay_style: Literal["constant", "cosine", "linear"] = "cosine"
@@ -125,13 +92,13 @@ class LRSchedulerConfig(_Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(0, self, "lr_warmup_steps")
+        at_least(0, self, "lr_warmup_steps")
         if self.min_lr < 0:
             raise ValueError(f"min_lr: {self.min_lr!r} is negative")
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepSchedulerConfig(_Section):
+class StepSchedulerConfig(Section):
     """How many sequences make a step, and what happens how often.
 
     global_batch_size: sequences of one optimizer step over all ranks. local_batch_size: sequences of one forward on one
@@ -149,10 +116,10 @@ class StepSchedulerConfig(_Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("global_batch_size", "local_batch_size", "max_steps", "log_every_steps"):
-            _at_least(1, self, name)
+            at_least(1, self, name)
         for name in ("val_every_steps", "ckpt_every_steps"):
             if getattr(self, name) is not None:
-                _at_least(1, self, name)
+                at_least(1, self, name)
         if self.global_batch_size % self.local_batch_size:
             raise ValueError(
                 f"global_batch_size: {self.global_batch_size} is not a multiple of local_batch_size "
@@ -161,7 +128,7 @@ class StepSchedulerConfig(_Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClipGradNormConfig(_Section):
+class ClipGradNormConfig(Section):
     """Gradients are scaled down to this total norm, taken over all parameters and ranks; `null`: never."""
 
     max_norm: float | None = 1.0
@@ -173,7 +140,7 @@ class ClipGradNormConfig(_Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RngConfig(_Section):
+class RngConfig(Section):
     """Seed of the weights, of the data order and of dropout."""
 
     seed: int = 42
@@ -185,20 +152,23 @@ class RngConfig(_Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(_Section):
+class RunConfig(Section):
     """Where runs are kept: each gets a folder of its own inside `dir`."""
 
     dir: str = "runs"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe(_Section):
+class Recipe(Section):
     """A whole training run."""
 
     model: ModelConfig
     distributed: StrategyConfig = field(default_factory=FSDP2Config)
     loss_fn: LossConfig = field(default_factory=LossConfig)
-    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    peft: PeftConfig | None = None
+    dataset: DatasetConfig = field(default_factory=TextDatasetConfig)
+    validation_dataset: DatasetConfig | None = None
+    packed_sequence: PackedSequenceConfig = field(default_factory=PackedSequenceConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     lr_scheduler: LRSchedulerConfig = field(default_factory=LRSchedulerConfig)
@@ -216,6 +186,11 @@ class Recipe(_Section):
             raise ValueError(
                 f"lr_scheduler.min_lr: {self.lr_scheduler.min_lr!r} is above optimizer.lr {self.optimizer.lr!r}"
             )
+        check_together(self.dataset, self.validation_dataset, self.packed_sequence)
+        try:
+            self.tokenizer.check_vocab_size(self.model.pretrained_model_name_or_path)
+        except ValueError as error:
+            raise ValueError(f"tokenizer.{error}") from error
         if isinstance(self.distributed, MegatronFSDPConfig):
             raise ValueError(
                 "distributed.strategy: 'megatron_fsdp' is not available in this version of ac-recipes; use 'fsdp2' "
@@ -234,8 +209,3 @@ TARGETS: dict[str, dict[str, object]] = {
     "torch.optim.AdamW": {"name": "adamw"},
 }
 """What a `_target_` of an AutoModel recipe means here. Nothing is imported under such a name."""
-
-
-def _at_least(least: int, config: object, name: str) -> None:
-    if (value := getattr(config, name)) < least:
-        raise ValueError(f"{name}: {value!r} is below {least}")

@@ -67,7 +67,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.schedule = self.recipe.step_scheduler
-        if self.recipe.checkpoint.keep_best and not len(self.trainer.sequences.validation):
+        if self.recipe.checkpoint.keep_best and not len(self.trainer.data.validation):
             raise UsageError(
                 "checkpoint.keep_best: needs a validation loss, but no data is held out; set "
                 "dataset.validation_fraction, or leave keep_best out"

@@ -5,17 +5,21 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ac_recipes.errors import UsageError
+from ac_recipes.pretrained import load_model
 from ac_recipes.recipe import ModelConfig
 
 
 def build_model(config: ModelConfig, vocab_size: int, seed: int, device: torch.device) -> PreTrainedModel:
-    """A causal language model with new weights, in training mode on `device`.
+    """A causal language model with new or pretrained weights, in training mode on `device`.
 
-    The weights are drawn on the CPU from `seed`: the same on every rank and on every kind of device.
+    New weights are drawn on the CPU from `seed`: the same on every rank and on every kind of device.
 
     Raises:
-        UsageError: transformers has no such architecture, or refuses the configuration.
+        UsageError: transformers has no such architecture, or refuses the configuration; or the pretrained model cannot
+            be had, or is not what the recipe says it is.
     """
+    if config.pretrained_model_name_or_path is not None:
+        return _pretrained(config, config.pretrained_model_name_or_path, vocab_size).to(device).train()
     fields = dict(config.config)
     if fields.setdefault("vocab_size", vocab_size) < vocab_size:
         raise UsageError(
@@ -34,3 +38,17 @@ def build_model(config: ModelConfig, vocab_size: int, seed: int, device: torch.d
         reason = " ".join(str(error).split())
         raise UsageError(f"model.config: transformers cannot build this model: {reason[:400]}") from error
     return model.to(device).train()
+
+
+def _pretrained(config: ModelConfig, name: str, vocab_size: int) -> PreTrainedModel:
+    model = load_model(name, dtype=getattr(torch, config.dtype), attn_implementation=config.attn_implementation)
+    entries = model.get_input_embeddings().num_embeddings
+    if entries < vocab_size:
+        raise UsageError(
+            f"tokenizer: it has {vocab_size} entries, but {name} has embeddings for {entries}; use the model's own"
+        )
+    for field, expected in (config.config or {}).items():
+        found = getattr(model.config, field, None)
+        if found != expected:
+            raise UsageError(f"model.config.{field}: the recipe says {expected!r}, but {name} has {found!r}")
+    return model

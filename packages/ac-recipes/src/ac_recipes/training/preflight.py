@@ -1,10 +1,10 @@
 """What can be known before anything is started: that the recipe fits the ranks and that its data can be read."""
 
+from ac_recipes.data.prepare import read_source
 from ac_recipes.recipe import Recipe
 from ac_recipes.trackers import check_trackers
 from ac_recipes.training.batches import BatchPlan
 from ac_recipes.training.distributed import DistributedSetup
-from ac_recipes.training.text import read_documents
 
 
 def preflight(recipe: Recipe, world_size: int) -> BatchPlan:
@@ -15,5 +15,7 @@ def preflight(recipe: Recipe, world_size: int) -> BatchPlan:
     """
     check_trackers(recipe)
     DistributedSetup(recipe.distributed).check(world_size)
-    read_documents(recipe.dataset)
+    read_source(recipe.dataset)
+    if recipe.validation_dataset is not None:
+        read_source(recipe.validation_dataset, "validation_dataset")
     return BatchPlan.of(recipe.step_scheduler, world_size)

@@ -16,7 +16,7 @@ from ac_recipes.training.checkpoint import whole_checkpoints
 
 @dataclass(frozen=True)
 class RunFolder:
-    """`recipe.yaml`, `tokenizer.json`, `text.sha256`, `metrics.jsonl`, `sessions.jsonl` and `checkpoints/` of one run."""
+    """`recipe.yaml`, `tokenizer.json`, `data.sha256`, `metrics.jsonl`, `sessions.jsonl` and `checkpoints/` of one run."""
 
     path: Path
 
@@ -68,8 +68,8 @@ class RunFolder:
         return self.path / "sessions.jsonl"
 
     @property
-    def text_hash(self) -> Path:
-        return self.path / "text.sha256"
+    def fingerprint(self) -> Path:
+        return self.path / "data.sha256"
 
     @property
     def checkpoints(self) -> Path:

@@ -1,15 +1,15 @@
 """The rows of the asked -> applied table."""
 
 import torch
-from tokenizers import Tokenizer
 
 from ac_core import Report
+from ac_recipes.data.config import TextDatasetConfig
+from ac_recipes.data.prepare import Prepared
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.batches import BatchPlan
 from ac_recipes.training.console import Row
 from ac_recipes.training.memory import PeakMemory
 from ac_recipes.training.ranks import Ranks
-from ac_recipes.training.text import Sequences
 
 
 def settings_table(  # noqa: PLR0917 - one argument for every part of the run that a row speaks of
@@ -17,8 +17,7 @@ def settings_table(  # noqa: PLR0917 - one argument for every part of the run th
     report: Report,
     plan: BatchPlan,
     ranks: Ranks,
-    tokenizer: Tokenizer,
-    sequences: Sequences,
+    data: Prepared,
     memory: PeakMemory,
 ) -> list[Row]:
     """Every setting that decides what the run computes and keeps: asked, applied, and why or how."""
@@ -42,10 +41,8 @@ def settings_table(  # noqa: PLR0917 - one argument for every part of the run th
         for group in report.groups
     ]
     rows += [("  ", "", "", note) for note in report.notes]
-    rows += [_strategy(recipe, ranks), _loss(recipe), *_batch(recipe, plan), _vocabulary(recipe, tokenizer)]
-    held_out = f"{len(sequences.train)} sequences, {len(sequences.validation)} held out"
-    text = recipe.dataset.text if isinstance(recipe.dataset.text, str) else f"{len(recipe.dataset.text)} files"
-    rows.append(("text", text, text, held_out))
+    rows += [_strategy(recipe, ranks), _loss(recipe), *_batch(recipe, plan)]
+    rows += [_vocabulary(recipe, data), _data(recipe, data)]
     device = f"{torch.get_num_threads()} threads" if ranks.device.type == "cpu" else torch.cuda.get_device_name()
     rows.append(("device", "auto", ranks.device.type, f"{device}; mem = {memory.source}"))
     rows.append(("dtype", recipe.model.dtype, recipe.model.dtype, "parameters, gradients and computation"))
@@ -59,10 +56,22 @@ def _strategy(recipe: Recipe, ranks: Ranks) -> Row:
     return ("strategy", asked, asked, f"{ranks.world_size} ranks")
 
 
-def _vocabulary(recipe: Recipe, tokenizer: Tokenizer) -> Row:
-    asked, applied = recipe.tokenizer.vocab_size, tokenizer.get_vocab_size()
-    why = "" if applied == asked else "the text gives no more merges"
-    return ("vocabulary", str(asked), str(applied), why)
+def _vocabulary(recipe: Recipe, data: Prepared) -> Row:
+    applied = len(data.tokenizer)
+    pretrained = recipe.tokenizer.pretrained_model_name_or_path or recipe.model.pretrained_model_name_or_path
+    if pretrained is not None:
+        return ("vocabulary", "pretrained", str(applied), pretrained)
+    why = "" if applied == recipe.tokenizer.vocab_size else "the text gives no more merges"
+    return ("vocabulary", str(recipe.tokenizer.vocab_size), str(applied), why)
+
+
+def _data(recipe: Recipe, data: Prepared) -> Row:
+    config = recipe.dataset
+    if isinstance(config, TextDatasetConfig):
+        name = config.text if isinstance(config.text, str) else f"{len(config.text)} files"
+    else:
+        name = config.sources[0] if len(config.sources) == 1 else f"{len(config.sources)} files"
+    return (config.kind, name, name, data.detail)
 
 
 def _loss(recipe: Recipe) -> Row:

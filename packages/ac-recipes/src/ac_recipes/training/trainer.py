@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ac_recipes.errors import UsageError
+from ac_recipes.data.packing import check_packing
+from ac_recipes.data.prepare import Prepared, prepare
 from ac_recipes.invocation import Invocation
+from ac_recipes.lora import add_lora
+from ac_recipes.model_config import check_positions
 from ac_recipes.recipe import Recipe
 from ac_recipes.trackers import open_trackers
 from ac_recipes.training.batches import BatchPlan, GlobalOrder
@@ -38,7 +40,6 @@ from ac_recipes.training.resume import go_on, open_run
 from ac_recipes.training.run_folder import RunFolder
 from ac_recipes.training.saving import Saver
 from ac_recipes.training.settings import settings_table
-from ac_recipes.training.text import Sequences, cut_sequences, hash_of, read_documents, train_tokenizer
 
 
 def train(
@@ -70,14 +71,19 @@ def train(
         faults = Faults(run, invocation, ranks)
         with ExitStack() as stack:
             stack.enter_context(faults.explained())
-            tokenizer, sequences = prepare_text(recipe, run, ranks, trained=resume is not None)
-            model = build_model(recipe.model, tokenizer.get_vocab_size(), recipe.rng.seed, ranks.device)
+            data = prepare(recipe, run, ranks, resumed=resume is not None)
+            model = build_model(recipe.model, len(data.tokenizer), recipe.rng.seed, ranks.device)
+            check_positions(recipe, model.config)
+            if recipe.packed_sequence.packed_sequence_size:
+                check_packing(model)
+            if recipe.peft is not None:
+                add_lora(model, recipe.peft, recipe.rng.seed)
             head_loss = attach_loss(model, recipe.loss_fn)
             model, report = DistributedSetup(recipe.distributed).apply(model, ranks)
             optimizer = build_optimizer(model.parameters(), recipe.optimizer)
             torch.manual_seed(recipe.rng.seed + ranks.rank)  # what the run draws from here on differs between ranks
             memory = PeakMemory(ranks.device)
-            console.asked_applied(settings_table(recipe, report, plan, ranks, tokenizer, sequences, memory))
+            console.asked_applied(settings_table(recipe, report, plan, ranks, data, memory))
             console.line(f"run folder {run.path}")
             saver = Saver(
                 config=recipe.checkpoint,
@@ -100,7 +106,7 @@ def train(
                 model=model,
                 head_loss=head_loss,
                 optimizer=optimizer,
-                sequences=sequences,
+                data=data,
                 memory=memory,
                 faults=faults,
                 steps_done=done,
@@ -119,28 +125,6 @@ def train(
             return loop.run()
 
 
-def prepare_text(recipe: Recipe, run: RunFolder, ranks: Ranks, *, trained: bool) -> tuple[Tokenizer, Sequences]:
-    """The tokenizer and the token sequences. Rank 0 trains the tokenizer; it is kept in the run's folder, so that
-    every rank and every resumed run encode alike.
-
-    Raises:
-        UsageError: the text is too short; or a resumed run was trained on another, or its tokenizer is damaged.
-    """
-    documents = read_documents(recipe.dataset)
-    found = hash_of(documents)
-    if not trained and ranks.is_first:
-        run.text_hash.write_text(found)
-        train_tokenizer(documents, recipe.tokenizer.vocab_size).save(str(run.tokenizer))
-    ranks.wait()
-    if not run.text_hash.is_file() or run.text_hash.read_text() != found:
-        raise UsageError(f"--resume: dataset.text is not the text that {run.path} was trained on")
-    try:
-        tokenizer = Tokenizer.from_file(str(run.tokenizer))
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise UsageError(f"--resume: {run.tokenizer} cannot be read: {error}") from error
-    return tokenizer, cut_sequences(documents, tokenizer, recipe.dataset)
-
-
 @dataclass(kw_only=True)
 class Trainer:
     """The model and what a step needs; `steps_done` is all the state it has of its own."""
@@ -151,14 +135,14 @@ class Trainer:
     model: nn.Module
     head_loss: HeadLoss
     optimizer: Optimizer
-    sequences: Sequences
+    data: Prepared
     memory: PeakMemory
     faults: Faults
     steps_done: int = 0
 
     def __post_init__(self) -> None:
         self.schedule = self.recipe.step_scheduler
-        self.order = GlobalOrder(len(self.sequences.train), self.schedule.global_batch_size, self.recipe.rng.seed)
+        self.order = GlobalOrder(len(self.data.train), self.schedule.global_batch_size, self.recipe.rng.seed)
 
     def step(self) -> StepFigures:
         """One optimizer step over a global batch. Its loss is the mean over the batch's label tokens; without any, 0.
@@ -169,15 +153,15 @@ class Trainer:
         started = time.perf_counter()
         microbatches = self.microbatches()
         ignored = self.recipe.loss_fn.ignore_index
-        label_tokens = int(self.ranks.sum(sum(int((labels != ignored).sum()) for _, labels in microbatches)))
+        label_tokens = int(self.ranks.sum(sum(int((batch["labels"] != ignored).sum()) for batch in microbatches)))
         rate = learning_rate(
             self.steps_done, self.schedule.max_steps, self.recipe.optimizer.lr, self.recipe.lr_scheduler
         )
         set_learning_rate(self.optimizer, rate)
         total = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
-        for index, (inputs, labels) in enumerate(microbatches):
+        for index, batch in enumerate(microbatches):
             with self.no_gradient_exchange(is_last=index == len(microbatches) - 1):
-                loss = self.forward(inputs, labels, max(1, label_tokens))
+                loss = self.forward(batch, max(1, label_tokens))
                 # DDP and FSDP2 average gradients over ranks; the loss is already divided by the tokens of all of them.
                 (loss * self.ranks.world_size).backward()
             total += loss.detach()
@@ -198,20 +182,26 @@ class Trainer:
             peak_bytes=int(self.ranks.max(self.memory.read())),
         )
 
-    def microbatches(self) -> list[tuple[Tensor, Tensor]]:
-        """This rank's share of the next global batch: inputs and labels, int64 `[local_batch, sequence]` each.
+    def microbatches(self) -> list[dict[str, Tensor]]:
+        """This rank's share of the next global batch: named tensors `[local_batch, ...]`, the `labels` among them.
 
         The ranks take consecutive shares, so that a global batch is the same on any number of ranks.
         """
         batch = self.order.batch(self.steps_done)
         mine = batch.chunk(self.ranks.world_size)[self.ranks.rank]
-        windows = [self.sequences.train[ids].to(self.ranks.device) for ids in mine.split(self.plan.local)]
-        return [(w[:, :-1], w[:, 1:]) for w in windows]
+        return [self.on_device(self.data.train[ids]) for ids in mine.split(self.plan.local)]
 
-    def forward(self, inputs: Tensor, labels: Tensor, label_tokens: int) -> Tensor:
-        """The loss summed over `labels` and divided by `label_tokens`, through the whole model and its wrappers."""
+    def on_device(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of a batch on this rank's device."""
+        return {name: tensor.to(self.ranks.device) for name, tensor in batch.items()}
+
+    def forward(self, batch: dict[str, Tensor], label_tokens: int) -> Tensor:
+        """The loss summed over the labels of `batch` and divided by `label_tokens`, through the whole model and its
+        wrappers. Label t belongs to the token after input t."""
+        inputs = dict(batch)
+        labels = inputs.pop("labels")
         with self.head_loss.labels(labels, label_tokens):
-            return self.model(input_ids=inputs, use_cache=False).logits
+            return self.model(**inputs, use_cache=False).logits
 
     def no_gradient_exchange(self, *, is_last: bool) -> AbstractContextManager[Any]:
         """DDP exchanges gradients once a step. FSDP2 does so for every microbatch: what it keeps between them is then
@@ -235,7 +225,7 @@ class Trainer:
 
         It draws no random numbers, so that how often it runs changes nothing of the training.
         """
-        held_out = self.sequences.validation
+        held_out = self.data.validation
         if not len(held_out):
             return None
         total = tokens = 0.0
@@ -244,10 +234,10 @@ class Trainer:
         # Every rank makes the same number of forwards, since FSDP2's are collective; the last may be empty of labels.
         for start in range(0, len(held_out), size * self.ranks.world_size):
             rows = torch.arange(start + self.ranks.rank * size, start + (self.ranks.rank + 1) * size)
-            window = held_out[rows.clamp(max=len(held_out) - 1)].to(self.ranks.device)
-            labels = window[:, 1:].clone()
+            batch = held_out[rows.clamp(max=len(held_out) - 1)]
+            labels = batch["labels"]
             labels[rows >= len(held_out)] = self.recipe.loss_fn.ignore_index
-            total += self.forward(window[:, :-1], labels, 1).item()
+            total += self.forward(self.on_device(batch), 1).item()
             tokens += int((labels != self.recipe.loss_fn.ignore_index).sum())
         self.model.train()
         return self.ranks.sum(total) / max(1.0, self.ranks.sum(tokens))

@@ -1,0 +1,46 @@
+"""What can be said against the data of a recipe from its files alone. Loads neither torch nor transformers."""
+
+from collections.abc import Iterator
+
+from ac_recipes.data.config import DatasetConfig, TextDatasetConfig
+from ac_recipes.data.files import read_text
+from ac_recipes.data.records import DataError, is_local, read_records
+from ac_recipes.errors import UsageError
+from ac_recipes.reader import Problem
+from ac_recipes.recipe import Recipe
+
+
+def check_data(recipe: Recipe) -> Iterator[Problem]:
+    """What stands against each file that the recipe names, where it names it, and against each record in it.
+
+    Datasets of the hub and files of packages are left to the start of a run: they may be elsewhere.
+    """
+    for section, config in (("dataset", recipe.dataset), ("validation_dataset", recipe.validation_dataset)):
+        if isinstance(config, TextDatasetConfig):
+            yield from _check_text(section, config)
+        elif config is not None and all(map(is_local, config.sources)):
+            yield from _check_records(section, config)
+    if recipe.tokenizer.chat_template is not None:
+        try:
+            read_text(recipe.tokenizer.chat_template)
+        except UsageError as error:
+            yield Problem(path=("tokenizer", "chat_template"), message=str(error))
+
+
+def _check_text(section: str, config: TextDatasetConfig) -> Iterator[Problem]:
+    for place, name in enumerate(() if isinstance(config.text, str) else config.text):
+        try:
+            read_text(name)
+        except UsageError as error:
+            yield Problem(path=(section, "text", place), message=str(error))
+
+
+def _check_records(section: str, config: DatasetConfig) -> Iterator[Problem]:
+    path = (section, "path_or_dataset_id")
+    try:
+        read_records(config, section)
+    except DataError as error:
+        for line in str(error).splitlines():
+            yield Problem(path=path, message=line)
+    except UsageError as error:
+        yield Problem(path=path, message=str(error))

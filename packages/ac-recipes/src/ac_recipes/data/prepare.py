@@ -1,0 +1,184 @@
+"""From a recipe to examples: read, tokenize, hold out, pack. Every rank does it, and gets the same."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from transformers import PreTrainedTokenizerBase
+
+from ac_recipes.data.config import VALIDATION_FRACTION, DatasetConfig, TextDatasetConfig
+from ac_recipes.data.encode import encode_records
+from ac_recipes.data.examples import Examples, Padded, Shifted
+from ac_recipes.data.packing import Packed
+from ac_recipes.data.records import Record, read_records
+from ac_recipes.data.text import Windows, cut_windows, read_documents
+from ac_recipes.data.tokenizer import (
+    pretrained_tokenizer,
+    read_tokenizer,
+    save_tokenizer,
+    train_tokenizer,
+    with_template,
+)
+from ac_recipes.errors import UsageError
+
+if TYPE_CHECKING:
+    from ac_recipes.recipe import Recipe
+    from ac_recipes.training.ranks import Ranks
+    from ac_recipes.training.run_folder import RunFolder
+
+Source = list[str] | list[Record]
+"""What was read of one dataset section: documents or records."""
+
+Tokenized = Windows | list[Shifted]
+"""The examples of one dataset section, in its order."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The data of a run.
+
+    fingerprint: a hash of the data as it was read; a resumed run must find the same.
+    detail: what became of the data, in a line.
+    """
+
+    train: Examples
+    validation: Examples
+    tokenizer: PreTrainedTokenizerBase
+    fingerprint: str
+    detail: str = ""
+
+
+def read_source(config: DatasetConfig, section: str = "dataset") -> Source:
+    """Documents or records of one section.
+
+    Raises:
+        UsageError: they cannot be read, or have mistakes.
+    """
+    return read_documents(config) if isinstance(config, TextDatasetConfig) else read_records(config, section)
+
+
+def prepare(recipe: "Recipe", run: "RunFolder", ranks: "Ranks", *, resumed: bool = False) -> Prepared:
+    """The examples and the tokenizer. Rank 0 keeps the tokenizer and the fingerprint in the run's folder, so that every
+    rank and every resumed run encode alike.
+
+    Raises:
+        UsageError: the data or the tokenizer cannot be had, or does not fit the recipe; or a resumed run was trained on
+            other data, or its tokenizer is damaged.
+    """
+    source = read_source(recipe.dataset)
+    held_out = None
+    if recipe.validation_dataset is not None:
+        held_out = read_source(recipe.validation_dataset, "validation_dataset")
+    fingerprint = fingerprint_of(source if held_out is None else [*source, *held_out])
+    if not resumed and ranks.is_first:
+        tokenizer = pretrained_tokenizer(recipe) or train_tokenizer(_texts_of(source), recipe.tokenizer.vocab_size)
+        save_tokenizer(with_template(tokenizer, recipe.tokenizer.chat_template), run.path)
+        run.fingerprint.write_text(fingerprint)
+    ranks.wait()
+    if not run.fingerprint.is_file() or run.fingerprint.read_text() != fingerprint:
+        raise UsageError(f"--resume: the data that the recipe names is not the data that {run.path} was trained on")
+    tokenizer = read_tokenizer(run.path)
+    examples, notes = _tokenize(source, recipe.dataset, tokenizer, recipe.loss_fn.ignore_index)
+    if held_out is None:
+        fraction = recipe.dataset.validation_fraction
+        train, validation = hold_out(examples, VALIDATION_FRACTION if fraction is None else fraction)
+    else:
+        train = examples
+        validation, _ = _tokenize(
+            held_out, recipe.validation_dataset, tokenizer, recipe.loss_fn.ignore_index, "validation_dataset"
+        )
+    rows = _rows(train, recipe.dataset, recipe, tokenizer)
+    if isinstance(rows, Packed):
+        notes.append(f"packed into {len(rows)} rows of {rows.size}, {rows.fill:.0%} full")
+    return Prepared(
+        train=rows,
+        validation=_rows(validation, recipe.validation_dataset or recipe.dataset, recipe, tokenizer),
+        tokenizer=tokenizer,
+        fingerprint=fingerprint,
+        detail=", ".join([f"{len(train)} {_unit(train)}", f"{len(validation)} held out", *notes]),
+    )
+
+
+def hold_out(examples: Tokenized, fraction: float) -> tuple[Tokenized, Tokenized]:
+    """Split evenly spaced examples off, rather than the last ones: both sides then see every kind of example.
+
+    Raises:
+        UsageError: nothing is left to train on.
+    """
+    count = len(examples)
+    held_out = round(count * fraction)
+    if held_out >= count:
+        raise UsageError(f"dataset.validation_fraction: of {count} {_unit(examples)} none is left to train on")
+    chosen = {(i + 1) * count // held_out - 1 for i in range(held_out)}
+    rest = [i for i in range(count) if i not in chosen]
+    return _pick(examples, rest), _pick(examples, sorted(chosen))
+
+
+def fingerprint_of(source: Source) -> str:
+    """SHA-256 over documents or records."""
+    digest = hashlib.sha256()
+    for item in source:
+        text = item if isinstance(item, str) else json.dumps(item.fields, sort_keys=True, default=str)
+        data = text.encode("utf-8", "surrogatepass")
+        digest.update(f"{len(data)}:".encode())
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def _tokenize(
+    source: Source,
+    config: DatasetConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    ignore_index: int,
+    section: str = "dataset",
+) -> tuple[Tokenized, list[str]]:
+    """Examples that are not batched yet, and what is to be told of them."""
+    if isinstance(config, TextDatasetConfig):
+        return cut_windows(source, tokenizer, config, section), []
+    encoded = encode_records(source, tokenizer, config, section)
+    examples = [Shifted.of(example, ignore_index) for example in encoded.examples]
+    tokens = sum(len(example.labels) for example in examples)
+    counted = sum(int((example.labels != ignore_index).sum()) for example in examples)
+    notes = [f"{counted / tokens:.0%} of {tokens} tokens count"]
+    notes += [f"{encoded.cut} cut off at {config.sequence_length} tokens"] * bool(encoded.cut)
+    notes += [f"{encoded.dropped} left out for their length"] * bool(encoded.dropped)
+    return examples, notes
+
+
+def _rows(examples: Tokenized, config: DatasetConfig, recipe: "Recipe", tokenizer: PreTrainedTokenizerBase) -> Examples:
+    if isinstance(examples, Windows):
+        return examples
+    shared = {
+        "pad_id": tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+        "ignore_index": recipe.loss_fn.ignore_index,
+    }
+    if size := recipe.packed_sequence.packed_sequence_size:
+        return Packed.of(examples, size, **shared)
+    return Padded(
+        examples=examples, pad_to=config.sequence_length if config.padding == "max_length" else None, **shared
+    )
+
+
+def _pick(examples: Tokenized, places: list[int]) -> Tokenized:
+    if isinstance(examples, Windows):
+        return Windows(examples.tokens[places])
+    return [examples[i] for i in places]
+
+
+def _unit(examples: Tokenized) -> str:
+    return "sequences" if isinstance(examples, Windows) else "records"
+
+
+def _texts_of(source: Source) -> list[str]:
+    """All text of the data, for a tokenizer that is to be trained on it."""
+    return [text for item in source for text in ([item] if isinstance(item, str) else _strings(item.fields))]
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _strings(inner)
