@@ -7,12 +7,11 @@ component's own dataclass, the one it registers under the entry-point group `ac.
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from ac_core.strategies import DDPConfig, FSDP2Config, MegatronFSDPConfig
+from ac_core.strategies import FSDP2Config
 from ac_loss.config import LossConfig
 from ac_moe.config import MoEConfig
-
-StrategyConfig = FSDP2Config | DDPConfig | MegatronFSDPConfig
-
+from ac_recipes.parallel.config import CompileConfig
+from ac_recipes.parallel.layout import StrategyConfig, check_sizes
 
 _FLOAT32_MAX = 3.4e38
 
@@ -34,7 +33,7 @@ class ModelConfig(_Section):
     config: `model_type` and any field of that model's transformers configuration; `vocab_size` is the tokenizer's.
     dtype: of the parameters, of their gradients and of the computation.
     attn_implementation: as in transformers.
-    backend: how an expert-parallel model dispatches tokens.
+    backend: how the experts of a model run that `distributed.ep_size` shares out over ranks.
     """
 
     config: dict[str, Any]
@@ -46,10 +45,6 @@ class ModelConfig(_Section):
         super().__post_init__()
         if not isinstance(self.config.get("model_type"), str):
             raise ValueError("config: needs a model_type, the transformers name of the architecture, such as llama")
-        if self.backend is not None:
-            raise ValueError(
-                "backend: expert parallelism is not available in this version of ac-recipes; leave the section out"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +197,7 @@ class Recipe(_Section):
 
     model: ModelConfig
     distributed: StrategyConfig = field(default_factory=FSDP2Config)
+    compile: bool | CompileConfig = False
     loss_fn: LossConfig = field(default_factory=LossConfig)
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -219,17 +215,24 @@ class Recipe(_Section):
             raise ValueError(
                 f"lr_scheduler.min_lr: {self.lr_scheduler.min_lr!r} is above optimizer.lr {self.optimizer.lr!r}"
             )
-        if isinstance(self.distributed, MegatronFSDPConfig):
+        try:
+            check_sizes(self.distributed)
+        except ValueError as error:
+            raise ValueError(f"distributed.{error}") from None
+        backend, distributed = self.model.backend, self.distributed
+        if backend is None:
+            return
+        if distributed.ep_size == 1:
             raise ValueError(
-                "distributed.strategy: 'megatron_fsdp' is not available in this version of ac-recipes; use 'fsdp2' "
-                "or 'ddp'"
+                "model.backend: says how experts run that are shared out over ranks, and distributed.ep_size is 1; set "
+                "it to the number of ranks, or leave the section out"
             )
-        for size in ("dp_replicate_size", "tp_size", "cp_size", "pp_size", "ep_size"):
-            if getattr(self.distributed, size) != 1:
-                raise ValueError(
-                    f"distributed.{size}: {getattr(self.distributed, size)} is not available in this version of "
-                    "ac-recipes; leave it at 1"
-                )
+        cache = backend.dispatcher_recompute_cache
+        if cache != "none" and distributed.checkpointing.policy == "none":
+            raise ValueError(
+                f"model.backend.dispatcher_recompute_cache: {cache!r} keeps outputs for a recompute, and "
+                "distributed.activation_checkpointing is off; turn it on, or set the cache to 'none'"
+            )
 
 
 TARGETS: dict[str, dict[str, object]] = {

@@ -3,7 +3,7 @@
 import torch
 from tokenizers import Tokenizer
 
-from ac_core import Report
+from ac_recipes.parallel.setup import Parallel
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.batches import BatchPlan
 from ac_recipes.training.console import Row
@@ -14,7 +14,7 @@ from ac_recipes.training.text import Sequences
 
 def settings_table(  # noqa: PLR0917 - one argument for every part of the run that a row speaks of
     recipe: Recipe,
-    report: Report,
+    parallel: Parallel,
     plan: BatchPlan,
     ranks: Ranks,
     tokenizer: Tokenizer,
@@ -22,6 +22,7 @@ def settings_table(  # noqa: PLR0917 - one argument for every part of the run th
     memory: PeakMemory,
 ) -> list[Row]:
     """Every setting that decides what the run computes and keeps: asked, applied, and why or how."""
+    report = parallel.report
     total = sum(len(group.blocks) for group in report.groups)
     applied = {group.applied for group in report.groups if group.applied != "none"}
     rows: list[Row] = [
@@ -42,7 +43,7 @@ def settings_table(  # noqa: PLR0917 - one argument for every part of the run th
         for group in report.groups
     ]
     rows += [("  ", "", "", note) for note in report.notes]
-    rows += [_strategy(recipe, ranks), _loss(recipe), *_batch(recipe, plan), _vocabulary(recipe, tokenizer)]
+    rows += [*parallel.rows, _loss(recipe), *_batch(recipe, plan), _vocabulary(recipe, tokenizer)]
     held_out = f"{len(sequences.train)} sequences, {len(sequences.validation)} held out"
     text = recipe.dataset.text if isinstance(recipe.dataset.text, str) else f"{len(recipe.dataset.text)} files"
     rows.append(("text", text, text, held_out))
@@ -50,13 +51,6 @@ def settings_table(  # noqa: PLR0917 - one argument for every part of the run th
     rows.append(("device", "auto", ranks.device.type, f"{device}; mem = {memory.source}"))
     rows.append(("dtype", recipe.model.dtype, recipe.model.dtype, "parameters, gradients and computation"))
     return rows
-
-
-def _strategy(recipe: Recipe, ranks: Ranks) -> Row:
-    asked = recipe.distributed.strategy
-    if ranks.world_size == 1:
-        return ("strategy", asked, "none", "one process: nothing to shard and no gradient to average")
-    return ("strategy", asked, asked, f"{ranks.world_size} ranks")
 
 
 def _vocabulary(recipe: Recipe, tokenizer: Tokenizer) -> Row:

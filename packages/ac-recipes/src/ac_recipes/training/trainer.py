@@ -5,7 +5,6 @@ Read `train` from the top: it builds everything in order, shows what was asked f
 
 import math
 import time
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,21 +13,20 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.distributed.checkpoint import CheckpointException
-from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ac_recipes.errors import RunError, UsageError
+from ac_recipes.parallel.data import no_gradient_exchange
+from ac_recipes.parallel.gradients import clip_grad_norm
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.batches import BatchPlan, GlobalOrder
 from ac_recipes.training.checkpoint import load_checkpoint, save_checkpoint, whole_checkpoints
 from ac_recipes.training.console import RunConsole
-from ac_recipes.training.distributed import DistributedSetup
 from ac_recipes.training.loss import HeadLoss, attach_loss
 from ac_recipes.training.memory import PeakMemory
 from ac_recipes.training.model import build_model
 from ac_recipes.training.optimizer import build_optimizer, learning_rate, set_learning_rate
-from ac_recipes.training.preflight import preflight
+from ac_recipes.training.preflight import preflight, setup_of
 from ac_recipes.training.ranks import Ranks, joined_ranks
 from ac_recipes.training.resume import changes
 from ac_recipes.training.run_folder import RunFolder
@@ -79,19 +77,21 @@ def train(recipe: Recipe, name: str, *, resume: Path | None = None, to_stderr: b
         tokenizer, sequences = prepare_text(recipe, run, ranks, trained=resume is not None)
         model = build_model(recipe.model, tokenizer.get_vocab_size(), recipe.rng.seed, ranks.device)
         head_loss = attach_loss(model, recipe.loss_fn)
-        model, report = DistributedSetup(recipe.distributed).apply(model, ranks)
-        optimizer = build_optimizer(model.parameters(), recipe.optimizer)
-        torch.manual_seed(recipe.rng.seed + ranks.rank)  # what the run draws from here on differs between ranks
+        parallel = setup_of(recipe).apply(model, ranks)
+        optimizer = build_optimizer(parallel.model.parameters(), recipe.optimizer)
+        # What the run draws from here on differs between ranks with different batches, and not between those with one.
+        torch.manual_seed(recipe.rng.seed + parallel.data.rank)
         memory = PeakMemory(ranks.device)
-        console.asked_applied(settings_table(recipe, report, plan, ranks, tokenizer, sequences, memory))
+        console.asked_applied(settings_table(recipe, parallel, plan, ranks, tokenizer, sequences, memory))
         console.line(f"run folder {run.path}")
         trainer = Trainer(
             recipe=recipe,
             plan=plan,
             run_folder=run,
             ranks=ranks,
+            data=parallel.data,
             console=console,
-            model=model,
+            model=parallel.model,
             head_loss=head_loss,
             optimizer=optimizer,
             sequences=sequences,
@@ -137,12 +137,16 @@ def prepare_text(recipe: Recipe, run: RunFolder, ranks: Ranks, *, trained: bool)
 
 @dataclass(kw_only=True)
 class Trainer:
-    """One run: the step, what surrounds it, and nothing that is not needed to resume."""
+    """One run: the step, what surrounds it, and nothing that is not needed to resume.
+
+    ranks, data: this process among all of the run, and among those with different batches.
+    """
 
     recipe: Recipe
     plan: BatchPlan
     run_folder: RunFolder
     ranks: Ranks
+    data: Ranks
     console: RunConsole
     model: nn.Module
     head_loss: HeadLoss
@@ -180,19 +184,19 @@ class Trainer:
         started = time.perf_counter()
         microbatches = self.microbatches()
         ignored = self.recipe.loss_fn.ignore_index
-        label_tokens = int(self.ranks.sum(sum(int((labels != ignored).sum()) for _, labels in microbatches)))
+        label_tokens = int(self.data.sum(sum(int((labels != ignored).sum()) for _, labels in microbatches)))
         rate = learning_rate(
             self.steps_done, self.schedule.max_steps, self.recipe.optimizer.lr, self.recipe.lr_scheduler
         )
         set_learning_rate(self.optimizer, rate)
         total = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         for index, (inputs, labels) in enumerate(microbatches):
-            with self.no_gradient_exchange(is_last=index == len(microbatches) - 1):
+            with no_gradient_exchange(self.model, is_last=index == len(microbatches) - 1):
                 loss = self.forward(inputs, labels, max(1, label_tokens))
-                # DDP and FSDP2 average gradients over ranks; the loss is already divided by the tokens of all of them.
-                (loss * self.ranks.world_size).backward()
+                # Gradients are averaged over the data-parallel ranks; the loss is divided by the tokens of all of them.
+                (loss * self.data.world_size).backward()
             total += loss.detach()
-        loss_value = self.ranks.sum(total.item())
+        loss_value = self.data.sum(total.item())
         if not math.isfinite(loss_value):
             raise RunError(self.not_finite("loss", loss_value))
         grad_norm = self.clip()
@@ -205,10 +209,10 @@ class Trainer:
     def microbatches(self) -> list[tuple[Tensor, Tensor]]:
         """This rank's share of the next global batch: inputs and labels, int64 `[local_batch, sequence]` each.
 
-        The ranks take consecutive shares, so that a global batch is the same on any number of ranks.
+        The data-parallel ranks take consecutive shares, so that a global batch is the same on any number of ranks.
         """
         batch = self.order.batch(self.steps_done)
-        mine = batch.chunk(self.ranks.world_size)[self.ranks.rank]
+        mine = batch.chunk(self.data.world_size)[self.data.rank]
         windows = [self.sequences.train[ids].to(self.ranks.device) for ids in mine.split(self.plan.local)]
         return [(w[:, :-1], w[:, 1:]) for w in windows]
 
@@ -217,18 +221,9 @@ class Trainer:
         with self.head_loss.labels(labels, label_tokens):
             return self.model(input_ids=inputs, use_cache=False).logits
 
-    def no_gradient_exchange(self, *, is_last: bool) -> AbstractContextManager[Any]:
-        """DDP exchanges gradients once a step. FSDP2 does so for every microbatch: what it keeps between them is then
-        its shard, and not a whole gradient on every rank."""
-        if isinstance(self.model, DistributedDataParallel) and not is_last:
-            return self.model.no_sync()
-        return nullcontext()
-
     def clip(self) -> float:
         """Scale the gradients down to `clip_grad_norm.max_norm`; returns the norm before, over all ranks."""
-        limit = self.recipe.clip_grad_norm.max_norm
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), math.inf if limit is None else limit)
-        value = (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
+        value = clip_grad_norm(self.model.parameters(), self.recipe.clip_grad_norm.max_norm, self.ranks)
         if not math.isfinite(value):
             raise RunError(self.not_finite("gradient norm", value))
         return value
@@ -246,15 +241,15 @@ class Trainer:
         size = self.plan.local
         self.model.eval()
         # Every rank makes the same number of forwards, since FSDP2's are collective; the last may be empty of labels.
-        for start in range(0, len(held_out), size * self.ranks.world_size):
-            rows = torch.arange(start + self.ranks.rank * size, start + (self.ranks.rank + 1) * size)
+        for start in range(0, len(held_out), size * self.data.world_size):
+            rows = torch.arange(start + self.data.rank * size, start + (self.data.rank + 1) * size)
             window = held_out[rows.clamp(max=len(held_out) - 1)].to(self.ranks.device)
             labels = window[:, 1:].clone()
             labels[rows >= len(held_out)] = self.recipe.loss_fn.ignore_index
             total += self.forward(window[:, :-1], labels, 1).item()
             tokens += int((labels != self.recipe.loss_fn.ignore_index).sum())
         self.model.train()
-        mean = self.ranks.sum(total) / self.ranks.sum(tokens)
+        mean = self.data.sum(total) / self.data.sum(tokens)
         self.console.line(f"step {self.steps_done}/{self.schedule.max_steps} | validation loss {mean:.4f}")
         if self.ranks.is_first:
             self.run_folder.write_metrics(step=self.steps_done, validation_loss=mean)
