@@ -46,8 +46,15 @@ def split_over_ranks(model: PreTrainedModel, mesh: DeviceMesh) -> None:
             "at 1 and shard with strategy 'fsdp2'"
         )
     _check_widths(model, plan, mesh.size())
-    head = model.get_output_embeddings()
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     loss = vars(head).pop("forward", None) if head is not None else None
+    if head is not None and head.weight is embeddings.weight:
+        if "embedding_rowwise" not in {plan.get(name) for name, module in model.named_modules() if module is embeddings}:
+            raise UsageError(
+                f"distributed.tp_size: the plan of {type(model).__name__} does not share its embeddings out by rows of "
+                "the vocabulary, and its head has the same weight; set model.config.tie_word_embeddings to false"
+            )
+        head.weight = nn.Parameter(head.weight.detach())  # a parameter is known by one name; tied again below
     summed = [name for name, style in plan.items() if style == _SUMMED]
     apply_tensor_parallelism(model, mesh, {name: style for name, style in plan.items() if style != _SUMMED})
     for name in summed:
