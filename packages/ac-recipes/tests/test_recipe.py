@@ -12,9 +12,16 @@ from ac_recipes.recipe import LRSchedulerConfig, Recipe, StepSchedulerConfig
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("distributed.strategy=megatron_fsdp", "distributed.strategy: 'megatron_fsdp' is not available"),
-        ("distributed.tp_size=2", "distributed.tp_size: 2 is not available"),
-        ("distributed.ep_size=8", "distributed.ep_size: 8 is not available"),
+        ("distributed.strategy=megatron_fsdp --distributed.activation_checkpointing=selective", "'selective'"),
+        ("distributed.strategy=megatron_fsdp --distributed.ep_size=2", "distributed.ep_size: 2 is not available"),
+        ("distributed.cp_size=2", "distributed.cp_size: 2: context parallelism splits each sequence"),
+        ("distributed.pp_size=2", "distributed.pp_size: 2: the pipeline stages of transformers"),
+        ("distributed.dp_size=6 --distributed.dp_replicate_size=4", "distributed.dp_replicate_size: 4 does not divide"),
+        ("distributed.dp_size=6 --distributed.ep_size=4", "distributed.ep_size: 4 does not divide dp_size 6"),
+        ("distributed.tp_size=2 --distributed.ep_size=2", "distributed.ep_size: 2 together with tp_size 2"),
+        ("distributed.strategy=ddp --distributed.dp_replicate_size=2", "distributed.dp_replicate_size: 2 belongs"),
+        ("distributed.strategy=ddp --distributed.dp_size=2 --distributed.tp_size=2", "distributed.tp_size: 2 with"),
+        ("compile.mode=max-autotune --compile.backend=eager", "compile.mode: 'max-autotune' is a mode of backend"),
         ("distributed.activation_checkpointing=budget", "'budget' needs a budget"),
         ("dataset.sequence_length=0", "dataset.sequence_length: 0 is below 1"),
         ("dataset.validation_fraction=1.0", "dataset.validation_fraction: 1.0 is not in [0, 1)"),
@@ -30,14 +37,14 @@ from ac_recipes.recipe import LRSchedulerConfig, Recipe, StepSchedulerConfig
         ("step_scheduler.max_steps=0", "step_scheduler.max_steps: 0 is below 1"),
         ("step_scheduler.val_every_steps=0", "step_scheduler.val_every_steps: 0 is below 1"),
         ("clip_grad_norm.max_norm=0", "clip_grad_norm.max_norm: 0.0 is not positive"),
-        ("model.backend={dispatcher: alltoall}", "model.backend: expert parallelism is not available"),
+        ("model.backend={dispatcher: alltoall}", "model.backend: says how experts run that are shared out"),
         ("model.config={}", "model.config: needs a model_type"),
         ("loss_fn.backend=trition", "loss_fn.backend: expected one of"),
     ],
 )
 def test_refused_at_the_field(tiny, setting, message):
     with pytest.raises(RecipeError) as caught:
-        tiny(setting)
+        tiny(*setting.split(" --"))
     assert message in str(caught.value)
     assert re.match(r"(command line|.*tiny\.yaml):\d+:\d+: ", str(caught.value))
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ac_recipes.load import load_recipe
+    from ac_recipes.parallel.setup import DistributedSetup
     from ac_recipes.recipe import Recipe
-    from ac_recipes.training.distributed import DistributedSetup
     from ac_recipes.training.loop import Result
     from ac_recipes.training.trainer import train
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "DistributedSetup": "ac_recipes.training.distributed",
+    "DistributedSetup": "ac_recipes.parallel.setup",
     "Recipe": "ac_recipes.recipe",
     "Result": "ac_recipes.training.loop",
     "load_recipe": "ac_recipes.load",

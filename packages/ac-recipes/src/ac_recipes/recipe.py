@@ -7,7 +7,7 @@ component's own dataclass, the one it registers under the entry-point group `ac.
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ac_core.strategies import DDPConfig, FSDP2Config, MegatronFSDPConfig
+from ac_core.strategies import FSDP2Config
 from ac_loss.config import LossConfig
 from ac_moe.config import MoEConfig
 from ac_recipes.data.config import (
@@ -18,12 +18,11 @@ from ac_recipes.data.config import (
     check_together,
 )
 from ac_recipes.lora import PeftConfig
+from ac_recipes.parallel.config import CompileConfig
+from ac_recipes.parallel.layout import StrategyConfig, check_sizes
 from ac_recipes.section import Section, at_least
 from ac_recipes.trackers.config import TensorBoardConfig, WandbConfig
 from ac_recipes.training.config import CheckpointConfig
-
-StrategyConfig = FSDP2Config | DDPConfig | MegatronFSDPConfig
-
 
 _FLOAT32_MAX = 3.4e38
 
@@ -39,7 +38,7 @@ class ModelConfig(Section):
         carries, or the name of a model on the Hugging Face hub.
     dtype: of the parameters, of their gradients and of the computation.
     attn_implementation: as in transformers.
-    backend: how an expert-parallel model dispatches tokens.
+    backend: how the experts of a model run that `distributed.ep_size` shares out over ranks.
     """
 
     config: dict[str, Any] | None = None
@@ -54,10 +53,6 @@ class ModelConfig(Section):
             raise ValueError("config: needs a config, or a pretrained_model_name_or_path")
         if self.config is not None and not isinstance(self.config.get("model_type"), str):
             raise ValueError("config: needs a model_type, the transformers name of the architecture, such as llama")
-        if self.backend is not None:
-            raise ValueError(
-                "backend: expert parallelism is not available in this version of ac-recipes; leave the section out"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +159,7 @@ class Recipe(Section):
 
     model: ModelConfig
     distributed: StrategyConfig = field(default_factory=FSDP2Config)
+    compile: bool | CompileConfig = False
     loss_fn: LossConfig = field(default_factory=LossConfig)
     peft: PeftConfig | None = None
     dataset: DatasetConfig = field(default_factory=TextDatasetConfig)
@@ -191,17 +187,24 @@ class Recipe(Section):
             self.tokenizer.check_vocab_size(self.model.pretrained_model_name_or_path)
         except ValueError as error:
             raise ValueError(f"tokenizer.{error}") from error
-        if isinstance(self.distributed, MegatronFSDPConfig):
+        try:
+            check_sizes(self.distributed)
+        except ValueError as error:
+            raise ValueError(f"distributed.{error}") from None
+        backend, distributed = self.model.backend, self.distributed
+        if backend is None:
+            return
+        if distributed.ep_size == 1:
             raise ValueError(
-                "distributed.strategy: 'megatron_fsdp' is not available in this version of ac-recipes; use 'fsdp2' "
-                "or 'ddp'"
+                "model.backend: says how experts run that are shared out over ranks, and distributed.ep_size is 1; set "
+                "it to the number of ranks, or leave the section out"
             )
-        for size in ("dp_replicate_size", "tp_size", "cp_size", "pp_size", "ep_size"):
-            if getattr(self.distributed, size) != 1:
-                raise ValueError(
-                    f"distributed.{size}: {getattr(self.distributed, size)} is not available in this version of "
-                    "ac-recipes; leave it at 1"
-                )
+        cache = backend.dispatcher_recompute_cache
+        if cache != "none" and distributed.checkpointing.policy == "none":
+            raise ValueError(
+                f"model.backend.dispatcher_recompute_cache: {cache!r} keeps outputs for a recompute, and "
+                "distributed.activation_checkpointing is off; turn it on, or set the cache to 'none'"
+            )
 
 
 TARGETS: dict[str, dict[str, object]] = {

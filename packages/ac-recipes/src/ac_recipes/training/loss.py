@@ -1,11 +1,12 @@
 """The loss, computed where the hidden states meet the head."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
 
 from ac_loss import LossConfig, linear_cross_entropy, reference
 from ac_recipes.errors import RunError, UsageError
@@ -28,6 +29,8 @@ class HeadLoss:
     def __init__(self, head: nn.Linear, config: LossConfig) -> None:
         self.head = head
         self.config = config
+        self.logits: Callable[[Tensor], Tensor] | None = None
+        """The forward that gives whole logits, where the head's own does not (a head sharded over ranks)."""
         self._labels: tuple[Tensor, int] | None = None
         self._calls = 0
 
@@ -45,7 +48,7 @@ class HeadLoss:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         if self._labels is None:
-            return type(self.head).forward(self.head, hidden)
+            return self.logits(hidden) if self.logits else type(self.head).forward(self.head, hidden)
         self._calls += 1
         labels, num_label_tokens = self._labels
         shared: dict[str, Any] = {
@@ -59,7 +62,8 @@ class HeadLoss:
             "num_label_tokens": num_label_tokens,
         }
         if self.config.kind == "plain":
-            return reference.linear_cross_entropy(hidden, self.head.weight, labels, **shared)
+            shared["bias"] = _whole(self.head.bias)
+            return reference.linear_cross_entropy(hidden, _whole(self.head.weight), labels, **shared)
         return linear_cross_entropy(
             hidden,
             self.head.weight,
@@ -69,6 +73,14 @@ class HeadLoss:
             grad_mode=self.config.grad_mode,
             **shared,
         )
+
+
+def _whole(tensor: Tensor | None) -> Tensor | None:
+    """A head's weight or bias that tensor parallelism has sharded, gathered; every rank computes the same with it."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    replicated = [Replicate()] * tensor.device_mesh.ndim
+    return tensor.redistribute(placements=replicated).to_local(grad_placements=replicated)
 
 
 def attach_loss(model: nn.Module, config: LossConfig) -> HeadLoss:

@@ -1,10 +1,10 @@
 """What can be known before anything is started: that the recipe fits the ranks and that its data can be read."""
 
 from ac_recipes.data.prepare import read_source
+from ac_recipes.parallel.setup import DistributedSetup, compile_config
 from ac_recipes.recipe import Recipe
 from ac_recipes.trackers import check_trackers
 from ac_recipes.training.batches import BatchPlan
-from ac_recipes.training.distributed import DistributedSetup
 
 
 def preflight(recipe: Recipe, world_size: int) -> BatchPlan:
@@ -14,8 +14,15 @@ def preflight(recipe: Recipe, world_size: int) -> BatchPlan:
         UsageError: the sizes do not fit the ranks, a package is missing, or the data cannot be read.
     """
     check_trackers(recipe)
-    DistributedSetup(recipe.distributed).check(world_size)
+    layout = setup_of(recipe).layout(world_size)
     read_source(recipe.dataset)
     if recipe.validation_dataset is not None:
         read_source(recipe.validation_dataset, "validation_dataset")
-    return BatchPlan.of(recipe.step_scheduler, world_size)
+    return BatchPlan.of(recipe.step_scheduler, layout.dp)
+
+
+def setup_of(recipe: Recipe) -> DistributedSetup:
+    """What a recipe says of the model's parallelism, checkpointing and compilation."""
+    return DistributedSetup(
+        config=recipe.distributed, backend=recipe.model.backend, compile=compile_config(recipe.compile)
+    )

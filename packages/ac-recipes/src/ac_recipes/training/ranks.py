@@ -16,11 +16,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ranks:
-    """Where this process stands. `world_size` 1 means: alone, without a process group."""
+    """Where this process stands. `world_size` 1 means: alone, without a process group.
+
+    group: of the ranks that are counted; None: all of the run.
+    """
 
     rank: int
     world_size: int
     device: torch.device
+    group: dist.ProcessGroup | None = None
 
     @property
     def is_first(self) -> bool:
@@ -31,7 +35,7 @@ class Ranks:
         if self.world_size == 1:
             return float(value)
         total = torch.tensor(float(value), dtype=torch.float64, device=self.device)
-        dist.all_reduce(total)
+        dist.all_reduce(total, group=self.group)
         return total.item()
 
     def max(self, value: float) -> float:
@@ -39,7 +43,7 @@ class Ranks:
         if self.world_size == 1:
             return float(value)
         largest = torch.tensor(float(value), dtype=torch.float64, device=self.device)
-        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group)
         return largest.item()
 
     def from_first(self, value: T) -> T:
@@ -47,7 +51,7 @@ class Ranks:
         if self.world_size == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0, device=self.device)
+        dist.broadcast_object_list(box, group=self.group, device=self.device, group_src=0)
         return box[0]
 
     def gather(self, value: T) -> list[T]:
@@ -61,7 +65,7 @@ class Ranks:
     def wait(self) -> None:
         """Until every rank is here."""
         if self.world_size > 1:
-            dist.barrier()
+            dist.barrier(group=self.group)
 
 
 def local_device() -> torch.device:

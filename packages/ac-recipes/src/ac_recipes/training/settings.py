@@ -2,9 +2,9 @@
 
 import torch
 
-from ac_core import Report
 from ac_recipes.data.config import TextDatasetConfig
 from ac_recipes.data.prepare import Prepared
+from ac_recipes.parallel.setup import Parallel
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.batches import BatchPlan
 from ac_recipes.training.console import Row
@@ -14,13 +14,14 @@ from ac_recipes.training.ranks import Ranks
 
 def settings_table(  # noqa: PLR0917 - one argument for every part of the run that a row speaks of
     recipe: Recipe,
-    report: Report,
+    parallel: Parallel,
     plan: BatchPlan,
     ranks: Ranks,
     data: Prepared,
     memory: PeakMemory,
 ) -> list[Row]:
     """Every setting that decides what the run computes and keeps: asked, applied, and why or how."""
+    report = parallel.report
     total = sum(len(group.blocks) for group in report.groups)
     applied = {group.applied for group in report.groups if group.applied != "none"}
     rows: list[Row] = [
@@ -41,19 +42,11 @@ def settings_table(  # noqa: PLR0917 - one argument for every part of the run th
         for group in report.groups
     ]
     rows += [("  ", "", "", note) for note in report.notes]
-    rows += [_strategy(recipe, ranks), _loss(recipe), *_batch(recipe, plan)]
-    rows += [_vocabulary(recipe, data), _data(recipe, data)]
+    rows += [*parallel.rows, _loss(recipe), *_batch(recipe, plan), _vocabulary(recipe, data), _data(recipe, data)]
     device = f"{torch.get_num_threads()} threads" if ranks.device.type == "cpu" else torch.cuda.get_device_name()
     rows.append(("device", "auto", ranks.device.type, f"{device}; mem = {memory.source}"))
     rows.append(("dtype", recipe.model.dtype, recipe.model.dtype, "parameters, gradients and computation"))
     return rows
-
-
-def _strategy(recipe: Recipe, ranks: Ranks) -> Row:
-    asked = recipe.distributed.strategy
-    if ranks.world_size == 1:
-        return ("strategy", asked, "none", "one process: nothing to shard and no gradient to average")
-    return ("strategy", asked, asked, f"{ranks.world_size} ranks")
 
 
 def _vocabulary(recipe: Recipe, data: Prepared) -> Row:

@@ -5,15 +5,12 @@ Read `train` from the top: it builds everything in order, shows what was asked f
 
 import math
 import time
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ac_recipes.data.packing import check_packing
@@ -21,11 +18,12 @@ from ac_recipes.data.prepare import Prepared, prepare
 from ac_recipes.invocation import Invocation
 from ac_recipes.lora import add_lora
 from ac_recipes.model_config import check_positions
+from ac_recipes.parallel.data import no_gradient_exchange
+from ac_recipes.parallel.gradients import clip_grad_norm
 from ac_recipes.recipe import Recipe
 from ac_recipes.trackers import open_trackers
 from ac_recipes.training.batches import BatchPlan, GlobalOrder
 from ac_recipes.training.console import RunConsole
-from ac_recipes.training.distributed import DistributedSetup
 from ac_recipes.training.faults import Faults
 from ac_recipes.training.loop import Loop, Result
 from ac_recipes.training.loss import HeadLoss, attach_loss
@@ -33,7 +31,7 @@ from ac_recipes.training.memory import PeakMemory
 from ac_recipes.training.metrics import MetricsLog, StepFigures
 from ac_recipes.training.model import build_model
 from ac_recipes.training.optimizer import build_optimizer, learning_rate, set_learning_rate
-from ac_recipes.training.preflight import preflight
+from ac_recipes.training.preflight import preflight, setup_of
 from ac_recipes.training.provenance import session
 from ac_recipes.training.ranks import Ranks, joined_ranks
 from ac_recipes.training.resume import go_on, open_run
@@ -79,11 +77,13 @@ def train(
             if recipe.peft is not None:
                 add_lora(model, recipe.peft, recipe.rng.seed)
             head_loss = attach_loss(model, recipe.loss_fn)
-            model, report = DistributedSetup(recipe.distributed).apply(model, ranks)
+            parallel = setup_of(recipe).apply(model, ranks)
+            model = parallel.model
             optimizer = build_optimizer(model.parameters(), recipe.optimizer)
-            torch.manual_seed(recipe.rng.seed + ranks.rank)  # what the run draws from here on differs between ranks
+            # What the run draws from here on differs between ranks with different batches, not between those with one.
+            torch.manual_seed(recipe.rng.seed + parallel.data.rank)
             memory = PeakMemory(ranks.device)
-            console.asked_applied(settings_table(recipe, report, plan, ranks, data, memory))
+            console.asked_applied(settings_table(recipe, parallel, plan, ranks, data, memory))
             console.line(f"run folder {run.path}")
             saver = Saver(
                 config=recipe.checkpoint,
@@ -103,6 +103,7 @@ def train(
                 recipe=recipe,
                 plan=plan,
                 ranks=ranks,
+                data_ranks=parallel.data,
                 model=model,
                 head_loss=head_loss,
                 optimizer=optimizer,
@@ -127,11 +128,15 @@ def train(
 
 @dataclass(kw_only=True)
 class Trainer:
-    """The model and what a step needs; `steps_done` is all the state it has of its own."""
+    """The model and what a step needs; `steps_done` is all the state it has of its own.
+
+    ranks, data_ranks: this process among all of the run, and among those with different batches.
+    """
 
     recipe: Recipe
     plan: BatchPlan
     ranks: Ranks
+    data_ranks: Ranks
     model: nn.Module
     head_loss: HeadLoss
     optimizer: Optimizer
@@ -153,19 +158,19 @@ class Trainer:
         started = time.perf_counter()
         microbatches = self.microbatches()
         ignored = self.recipe.loss_fn.ignore_index
-        label_tokens = int(self.ranks.sum(sum(int((batch["labels"] != ignored).sum()) for batch in microbatches)))
+        label_tokens = int(self.data_ranks.sum(sum(int((batch["labels"] != ignored).sum()) for batch in microbatches)))
         rate = learning_rate(
             self.steps_done, self.schedule.max_steps, self.recipe.optimizer.lr, self.recipe.lr_scheduler
         )
         set_learning_rate(self.optimizer, rate)
         total = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         for index, batch in enumerate(microbatches):
-            with self.no_gradient_exchange(is_last=index == len(microbatches) - 1):
+            with no_gradient_exchange(self.model, is_last=index == len(microbatches) - 1):
                 loss = self.forward(batch, max(1, label_tokens))
-                # DDP and FSDP2 average gradients over ranks; the loss is already divided by the tokens of all of them.
-                (loss * self.ranks.world_size).backward()
+                # Gradients are averaged over the data-parallel ranks; the loss is divided by the tokens of all of them.
+                (loss * self.data_ranks.world_size).backward()
             total += loss.detach()
-        loss_value = self.ranks.sum(total.item())
+        loss_value = self.data_ranks.sum(total.item())
         if not math.isfinite(loss_value):
             raise self.faults.not_finite("loss", loss_value, self.steps_done + 1)
         grad_norm = self.clip()
@@ -185,10 +190,10 @@ class Trainer:
     def microbatches(self) -> list[dict[str, Tensor]]:
         """This rank's share of the next global batch: named tensors `[local_batch, ...]`, the `labels` among them.
 
-        The ranks take consecutive shares, so that a global batch is the same on any number of ranks.
+        The data-parallel ranks take consecutive shares, so that a global batch is the same on any number of ranks.
         """
         batch = self.order.batch(self.steps_done)
-        mine = batch.chunk(self.ranks.world_size)[self.ranks.rank]
+        mine = batch.chunk(self.data_ranks.world_size)[self.data_ranks.rank]
         return [self.on_device(self.data.train[ids]) for ids in mine.split(self.plan.local)]
 
     def on_device(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -203,18 +208,9 @@ class Trainer:
         with self.head_loss.labels(labels, label_tokens):
             return self.model(**inputs, use_cache=False).logits
 
-    def no_gradient_exchange(self, *, is_last: bool) -> AbstractContextManager[Any]:
-        """DDP exchanges gradients once a step. FSDP2 does so for every microbatch: what it keeps between them is then
-        its shard, and not a whole gradient on every rank."""
-        if isinstance(self.model, DistributedDataParallel) and not is_last:
-            return self.model.no_sync()
-        return nullcontext()
-
     def clip(self) -> float:
         """Scale the gradients down to `clip_grad_norm.max_norm`; returns the norm before, over all ranks."""
-        limit = self.recipe.clip_grad_norm.max_norm
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), math.inf if limit is None else limit)
-        value = (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
+        value = clip_grad_norm(self.model.parameters(), self.recipe.clip_grad_norm.max_norm, self.ranks)
         if not math.isfinite(value):
             raise self.faults.not_finite("gradient norm", value, self.steps_done + 1)
         return value
@@ -232,12 +228,12 @@ class Trainer:
         size = self.plan.local
         self.model.eval()
         # Every rank makes the same number of forwards, since FSDP2's are collective; the last may be empty of labels.
-        for start in range(0, len(held_out), size * self.ranks.world_size):
-            rows = torch.arange(start + self.ranks.rank * size, start + (self.ranks.rank + 1) * size)
+        for start in range(0, len(held_out), size * self.data_ranks.world_size):
+            rows = torch.arange(start + self.data_ranks.rank * size, start + (self.data_ranks.rank + 1) * size)
             batch = held_out[rows.clamp(max=len(held_out) - 1)]
             labels = batch["labels"]
             labels[rows >= len(held_out)] = self.recipe.loss_fn.ignore_index
             total += self.forward(self.on_device(batch), 1).item()
             tokens += int((labels != self.recipe.loss_fn.ignore_index).sum())
         self.model.train()
-        return self.ranks.sum(total) / max(1.0, self.ranks.sum(tokens))
+        return self.data_ranks.sum(total) / max(1.0, self.data_ranks.sum(tokens))

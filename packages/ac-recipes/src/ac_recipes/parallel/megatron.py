@@ -1,0 +1,38 @@
+"""Megatron-FSDP, through NVIDIA's `megatron-fsdp` package."""
+
+from importlib.util import find_spec
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ac_core import find_blocks
+from ac_recipes.errors import UsageError
+
+
+def check_machine() -> None:
+    """Raises UsageError where Megatron-FSDP cannot run: without a GPU, or without its package."""
+    if not torch.cuda.is_available():
+        raise UsageError(
+            "distributed.strategy: 'megatron_fsdp' needs CUDA GPUs, and this machine has none; use 'fsdp2' or 'ddp'"
+        )
+    if find_spec("megatron_fsdp") is None:
+        raise UsageError(
+            "distributed.strategy: 'megatron_fsdp' needs the package megatron-fsdp; pip install "
+            "'ac-recipes[megatron-fsdp]', or use 'fsdp2' or 'ddp'"
+        )
+
+
+def megatron_fsdp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """The model in Megatron-FSDP over `mesh`, every class of block a unit; gradients are the mean over ranks."""
+    from megatron_fsdp import fully_shard_model
+
+    units = sorted({type(block.module) for block in find_blocks(model)}, key=lambda cls: cls.__qualname__)
+    return fully_shard_model(
+        model,
+        device_mesh=mesh,
+        dp_shard_dim="dp",
+        fsdp_unit_modules=units,
+        zero_dp_strategy="optim_grads_params",
+        sync_model_each_microbatch=True,
+    )
