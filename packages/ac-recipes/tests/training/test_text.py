@@ -30,18 +30,21 @@ def test_a_tokenizer_gives_back_the_text_and_is_the_same_every_time(documents):
 
 def test_windows_overlap_by_the_one_token_that_is_predicted(documents):
     tokenizer = train_tokenizer(documents, 300)
-    sequences = cut_sequences(documents, tokenizer, DatasetConfig(sequence_length=16, validation_fraction=0.0))
-    assert sequences.validation.shape == (0, 17)
-    assert torch.equal(sequences.train[:-1, -1], sequences.train[1:, 0])
-    assert tokenizer.token_to_id(END_OF_TEXT) in sequences.train
+    train, held_out = cut_sequences(documents, tokenizer, DatasetConfig(sequence_length=16, validation_fraction=0.0))
+    assert len(held_out) == 0
+    batch = train[torch.arange(len(train))]
+    assert batch["input_ids"].shape == batch["labels"].shape == (len(train), 16)
+    assert torch.equal(batch["labels"][:, :-1], batch["input_ids"][:, 1:])
+    assert torch.equal(batch["labels"][:-1, -1], batch["input_ids"][1:, 0])
+    assert tokenizer.token_to_id(END_OF_TEXT) in batch["input_ids"]
 
 
 def test_held_out_windows_are_not_trained_on(documents):
     tokenizer = train_tokenizer(documents, 300)
-    whole = cut_sequences(documents, tokenizer, DatasetConfig(sequence_length=16, validation_fraction=0.0)).train
-    split = cut_sequences(documents, tokenizer, DatasetConfig(sequence_length=16, validation_fraction=0.1))
-    assert len(split.validation) == round(0.1 * len(whole))
-    assert len(split.train) + len(split.validation) == len(whole)
+    whole = cut_sequences(documents, tokenizer, DatasetConfig(sequence_length=16, validation_fraction=0.0))[0]
+    train, held_out = cut_sequences(documents, tokenizer, DatasetConfig(sequence_length=16, validation_fraction=0.1))
+    assert len(held_out) == round(0.1 * len(whole))
+    assert len(train) + len(held_out) == len(whole)
 
 
 def test_text_that_is_too_short_is_refused(tmp_path):

@@ -153,7 +153,7 @@ def test_a_batch_without_a_label_is_a_loss_of_zero(tiny, monkeypatch):
     batches = Trainer.microbatches
 
     def ignored(self):
-        return [(inputs, labels.clone().fill_(-100)) for inputs, labels in batches(self)]
+        return [batch | {"labels": torch.full_like(batch["labels"], -100)} for batch in batches(self)]
 
     monkeypatch.setattr(Trainer, "microbatches", ignored)
     assert set(losses(train(tiny(), "tiny")).values()) == {0.0}

@@ -4,12 +4,12 @@ import torch
 from tokenizers import Tokenizer
 
 from ac_core import Report
+from ac_recipes.data.examples import Prepared
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.batches import BatchPlan
 from ac_recipes.training.console import Row
 from ac_recipes.training.memory import PeakMemory
 from ac_recipes.training.ranks import Ranks
-from ac_recipes.training.text import Sequences
 
 
 def settings_table(  # noqa: PLR0917 - one argument for every part of the run that a row speaks of
@@ -17,8 +17,7 @@ def settings_table(  # noqa: PLR0917 - one argument for every part of the run th
     report: Report,
     plan: BatchPlan,
     ranks: Ranks,
-    tokenizer: Tokenizer,
-    sequences: Sequences,
+    data: Prepared,
     memory: PeakMemory,
 ) -> list[Row]:
     """Every setting that decides what the run computes and keeps: asked, applied, and why or how."""
@@ -42,8 +41,8 @@ def settings_table(  # noqa: PLR0917 - one argument for every part of the run th
         for group in report.groups
     ]
     rows += [("  ", "", "", note) for note in report.notes]
-    rows += [_strategy(recipe, ranks), _loss(recipe), *_batch(recipe, plan), _vocabulary(recipe, tokenizer)]
-    held_out = f"{len(sequences.train)} sequences, {len(sequences.validation)} held out"
+    rows += [_strategy(recipe, ranks), _loss(recipe), *_batch(recipe, plan), _vocabulary(recipe, data.tokenizer)]
+    held_out = f"{len(data.train)} sequences, {len(data.validation)} held out"
     text = recipe.dataset.text if isinstance(recipe.dataset.text, str) else f"{len(recipe.dataset.text)} files"
     rows.append(("text", text, text, held_out))
     device = f"{torch.get_num_threads()} threads" if ranks.device.type == "cpu" else torch.cuda.get_device_name()

@@ -7,6 +7,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
+from ac_recipes.data.examples import Batch, Examples
 from ac_recipes.errors import UsageError
 from ac_recipes.recipe import DatasetConfig
 from ac_recipes.text_files import read_text
@@ -52,16 +53,24 @@ def train_tokenizer(documents: list[str], vocab_size: int) -> Tokenizer:
 
 
 @dataclass(frozen=True)
-class Sequences:
-    """Token windows, int64 `[sequences, sequence_length + 1]`: inputs are all but the last token, labels all but the
-    first."""
+class Windows(Examples):
+    """Windows of a text.
 
-    train: Tensor
-    validation: Tensor
+    tokens: int64 `[windows, sequence_length + 1]`; inputs are all but the last token, labels all but the first.
+    """
+
+    tokens: Tensor
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, ids: Tensor) -> Batch:
+        windows = self.tokens[ids]
+        return {"input_ids": windows[:, :-1], "labels": windows[:, 1:]}
 
 
-def cut_sequences(documents: list[str], tokenizer: Tokenizer, config: DatasetConfig) -> Sequences:
-    """Join the documents with end-of-text tokens, cut windows, hold some out.
+def cut_sequences(documents: list[str], tokenizer: Tokenizer, config: DatasetConfig) -> tuple[Windows, Windows]:
+    """Join the documents with end-of-text tokens, cut windows, hold some out: those to train on, those held out.
 
     Evenly spaced windows are held out rather than the last ones, so that both sides see every document's kind of text.
 
@@ -81,4 +90,4 @@ def cut_sequences(documents: list[str], tokenizer: Tokenizer, config: DatasetCon
     windows = torch.tensor(ids).unfold(0, length + 1, length)
     is_held_out = torch.zeros(count, dtype=torch.bool)
     is_held_out[[(i + 1) * count // held_out - 1 for i in range(held_out)]] = True
-    return Sequences(windows[~is_held_out].contiguous(), windows[is_held_out].contiguous())
+    return Windows(windows[~is_held_out].contiguous()), Windows(windows[is_held_out].contiguous())

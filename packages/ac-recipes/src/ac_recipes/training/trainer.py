@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from ac_recipes.data.examples import Batch, Examples, Prepared
 from ac_recipes.errors import RunError, UsageError
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.batches import BatchPlan, GlobalOrder
@@ -33,7 +34,7 @@ from ac_recipes.training.ranks import Ranks, joined_ranks
 from ac_recipes.training.resume import changes
 from ac_recipes.training.run_folder import RunFolder
 from ac_recipes.training.settings import settings_table
-from ac_recipes.training.text import Sequences, cut_sequences, hash_of, read_documents, train_tokenizer
+from ac_recipes.training.text import cut_sequences, hash_of, read_documents, train_tokenizer
 
 
 @dataclass(frozen=True)
@@ -76,14 +77,14 @@ def train(recipe: Recipe, name: str, *, resume: Path | None = None, to_stderr: b
         console = RunConsole(silent=not ranks.is_first, to_stderr=to_stderr)
         plan = preflight(recipe, ranks.world_size)
         run = open_run(recipe, name, resume, ranks, console)
-        tokenizer, sequences = prepare_text(recipe, run, ranks, trained=resume is not None)
-        model = build_model(recipe.model, tokenizer.get_vocab_size(), recipe.rng.seed, ranks.device)
+        data = prepare_text(recipe, run, ranks, trained=resume is not None)
+        model = build_model(recipe.model, data.tokenizer.get_vocab_size(), recipe.rng.seed, ranks.device)
         head_loss = attach_loss(model, recipe.loss_fn)
         model, report = DistributedSetup(recipe.distributed).apply(model, ranks)
         optimizer = build_optimizer(model.parameters(), recipe.optimizer)
         torch.manual_seed(recipe.rng.seed + ranks.rank)  # what the run draws from here on differs between ranks
         memory = PeakMemory(ranks.device)
-        console.asked_applied(settings_table(recipe, report, plan, ranks, tokenizer, sequences, memory))
+        console.asked_applied(settings_table(recipe, report, plan, ranks, data, memory))
         console.line(f"run folder {run.path}")
         trainer = Trainer(
             recipe=recipe,
@@ -94,7 +95,7 @@ def train(recipe: Recipe, name: str, *, resume: Path | None = None, to_stderr: b
             model=model,
             head_loss=head_loss,
             optimizer=optimizer,
-            sequences=sequences,
+            data=data,
             memory=memory,
         )
         return trainer.run(resumed=resume is not None)
@@ -113,7 +114,7 @@ def open_run(recipe: Recipe, name: str, resume: Path | None, ranks: Ranks, conso
     return RunFolder(Path(str(ranks.from_first(path))))
 
 
-def prepare_text(recipe: Recipe, run: RunFolder, ranks: Ranks, *, trained: bool) -> tuple[Tokenizer, Sequences]:
+def prepare_text(recipe: Recipe, run: RunFolder, ranks: Ranks, *, trained: bool) -> Prepared:
     """The tokenizer and the token sequences. Rank 0 trains the tokenizer; it is kept in the run's folder, so that
     every rank and every resumed run encode alike.
 
@@ -132,7 +133,8 @@ def prepare_text(recipe: Recipe, run: RunFolder, ranks: Ranks, *, trained: bool)
         tokenizer = Tokenizer.from_file(str(run.tokenizer))
     except Exception as error:  # tokenizers raises nothing narrower
         raise UsageError(f"--resume: {run.tokenizer} cannot be read: {error}") from error
-    return tokenizer, cut_sequences(documents, tokenizer, recipe.dataset)
+    train, validation = cut_sequences(documents, tokenizer, recipe.dataset)
+    return Prepared(train, validation, tokenizer, found)
 
 
 @dataclass(kw_only=True)
@@ -147,13 +149,13 @@ class Trainer:
     model: nn.Module
     head_loss: HeadLoss
     optimizer: Optimizer
-    sequences: Sequences
+    data: Prepared
     memory: PeakMemory
     steps_done: int = 0
 
     def __post_init__(self) -> None:
         self.schedule = self.recipe.step_scheduler
-        self.order = GlobalOrder(len(self.sequences.train), self.schedule.global_batch_size, self.recipe.rng.seed)
+        self.order = GlobalOrder(len(self.data.train), self.schedule.global_batch_size, self.recipe.rng.seed)
 
     def run(self, *, resumed: bool) -> Result:
         """Train to the last step."""
@@ -180,15 +182,15 @@ class Trainer:
         started = time.perf_counter()
         microbatches = self.microbatches()
         ignored = self.recipe.loss_fn.ignore_index
-        label_tokens = int(self.ranks.sum(sum(int((labels != ignored).sum()) for _, labels in microbatches)))
+        label_tokens = int(self.ranks.sum(sum(int((b["labels"] != ignored).sum()) for b in microbatches)))
         rate = learning_rate(
             self.steps_done, self.schedule.max_steps, self.recipe.optimizer.lr, self.recipe.lr_scheduler
         )
         set_learning_rate(self.optimizer, rate)
         total = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
-        for index, (inputs, labels) in enumerate(microbatches):
+        for index, batch in enumerate(microbatches):
             with self.no_gradient_exchange(is_last=index == len(microbatches) - 1):
-                loss = self.forward(inputs, labels, max(1, label_tokens))
+                loss = self.forward(batch, max(1, label_tokens))
                 # DDP and FSDP2 average gradients over ranks; the loss is already divided by the tokens of all of them.
                 (loss * self.ranks.world_size).backward()
             total += loss.detach()
@@ -202,20 +204,27 @@ class Trainer:
         self.log(loss_value, grad_norm, rate, label_tokens, time.perf_counter() - started)
         return loss_value
 
-    def microbatches(self) -> list[tuple[Tensor, Tensor]]:
-        """This rank's share of the next global batch: inputs and labels, int64 `[local_batch, sequence]` each.
+    def microbatches(self) -> list[Batch]:
+        """This rank's share of the next global batch, in parts of `local_batch` examples.
 
         The ranks take consecutive shares, so that a global batch is the same on any number of ranks.
         """
         batch = self.order.batch(self.steps_done)
         mine = batch.chunk(self.ranks.world_size)[self.ranks.rank]
-        windows = [self.sequences.train[ids].to(self.ranks.device) for ids in mine.split(self.plan.local)]
-        return [(w[:, :-1], w[:, 1:]) for w in windows]
+        return [self.examples_at(self.data.train, ids) for ids in mine.split(self.plan.local)]
 
-    def forward(self, inputs: Tensor, labels: Tensor, label_tokens: int) -> Tensor:
-        """The loss summed over `labels` and divided by `label_tokens`, through the whole model and its wrappers."""
-        with self.head_loss.labels(labels, label_tokens):
-            return self.model(input_ids=inputs, use_cache=False).logits
+    def examples_at(self, examples: Examples, ids: Tensor) -> Batch:
+        """The batch of these examples, on this rank's device."""
+        return {name: tensor.to(self.ranks.device) for name, tensor in examples[ids].items()}
+
+    def forward(self, batch: Batch, label_tokens: int) -> Tensor:
+        """The loss summed over the labels and divided by `label_tokens`, through the whole model and its wrappers.
+
+        The model gets every tensor of the batch but `labels`, under its name.
+        """
+        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+        with self.head_loss.labels(batch["labels"], label_tokens):
+            return self.model(**inputs, use_cache=False).logits
 
     def no_gradient_exchange(self, *, is_last: bool) -> AbstractContextManager[Any]:
         """DDP exchanges gradients once a step. FSDP2 does so for every microbatch: what it keeps between them is then
@@ -235,11 +244,11 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self) -> float | None:
-        """Mean loss a token over the held-out sequences, without dropout; None where nothing is held out.
+        """Mean loss a token over the held-out examples, without dropout; None where nothing is held out.
 
         It draws no random numbers, so that how often it runs changes nothing of the training.
         """
-        held_out = self.sequences.validation
+        held_out = self.data.validation
         if not len(held_out):
             return None
         total = tokens = 0.0
@@ -248,10 +257,10 @@ class Trainer:
         # Every rank makes the same number of forwards, since FSDP2's are collective; the last may be empty of labels.
         for start in range(0, len(held_out), size * self.ranks.world_size):
             rows = torch.arange(start + self.ranks.rank * size, start + (self.ranks.rank + 1) * size)
-            window = held_out[rows.clamp(max=len(held_out) - 1)].to(self.ranks.device)
-            labels = window[:, 1:].clone()
+            batch = self.examples_at(held_out, rows.clamp(max=len(held_out) - 1))
+            labels = batch["labels"] = batch["labels"].clone()
             labels[rows >= len(held_out)] = self.recipe.loss_fn.ignore_index
-            total += self.forward(window[:, :-1], labels, 1).item()
+            total += self.forward(batch, 1).item()
             tokens += int((labels != self.recipe.loss_fn.ignore_index).sum())
         self.model.train()
         mean = self.ranks.sum(total) / self.ranks.sum(tokens)
