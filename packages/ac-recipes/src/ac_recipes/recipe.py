@@ -10,6 +10,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from ac_core.strategies import DDPConfig, FSDP2Config, MegatronFSDPConfig
 from ac_loss.config import LossConfig
 from ac_moe.config import MoEConfig
+from ac_recipes.freeze_config import FreezeConfig
+from ac_recipes.images.config import DigitsDatasetConfig
 
 StrategyConfig = FSDP2Config | DDPConfig | MegatronFSDPConfig
 
@@ -31,7 +33,8 @@ class _Section:
 class ModelConfig(_Section):
     """The model, built from a Hugging Face configuration with new weights.
 
-    config: `model_type` and any field of that model's transformers configuration; `vocab_size` is the tokenizer's.
+    config: `model_type` and any field of that model's transformers configuration; `vocab_size` is the tokenizer's. A
+        vision-language model has a `vision_config` and a `text_config` of its own in it.
     dtype: of the parameters, of their gradients and of the computation.
     attn_implementation: as in transformers.
     backend: how an expert-parallel model dispatches tokens.
@@ -62,6 +65,7 @@ class DatasetConfig(_Section):
     validation_fraction: share of the documents' text, in sequences, that is held out and never trained on.
     """
 
+    kind: Literal["text"] = "text"
     text: Literal["pydoc_topics"] | tuple[str, ...] = "pydoc_topics"
     sequence_length: int = 256
     validation_fraction: float = 0.05
@@ -203,8 +207,9 @@ class Recipe(_Section):
     model: ModelConfig
     distributed: StrategyConfig = field(default_factory=FSDP2Config)
     loss_fn: LossConfig = field(default_factory=LossConfig)
-    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    dataset: DatasetConfig | DigitsDatasetConfig = field(default_factory=DatasetConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    freeze_config: FreezeConfig | None = None
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     lr_scheduler: LRSchedulerConfig = field(default_factory=LRSchedulerConfig)
     step_scheduler: StepSchedulerConfig = field(default_factory=StepSchedulerConfig)

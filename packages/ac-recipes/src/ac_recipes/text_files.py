@@ -5,11 +5,13 @@ from pathlib import Path
 
 from ac_recipes.errors import UsageError
 from ac_recipes.reader import Problem
-from ac_recipes.recipe import Recipe
+from ac_recipes.recipe import DatasetConfig, Recipe
 
 
 def check_text_files(recipe: Recipe) -> Iterator[Problem]:
     """What stands against each file of `dataset.text`, where the recipe names it."""
+    if not isinstance(recipe.dataset, DatasetConfig):
+        return
     names = () if isinstance(recipe.dataset.text, str) else recipe.dataset.text
     for place, name in enumerate(names):
         try:

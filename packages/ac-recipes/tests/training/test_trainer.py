@@ -37,7 +37,7 @@ def test_a_run_leaves_everything_to_look_at_and_to_go_on_with(tiny, capsys):
     assert all(" GiB |" in line for line in steps)
     assert sum("validation loss" in line for line in lines) == 3
     assert {p.name for p in result.run.iterdir()} == {
-        "recipe.yaml", "tokenizer.json", "text.sha256", "metrics.jsonl", "checkpoints",
+        "recipe.yaml", "tokenizer.json", "data.sha256", "metrics.jsonl", "checkpoints",
     }  # fmt: skip
     assert [c.step for c in whole_checkpoints(result.run / "checkpoints")] == [2, 4, 6]
     assert sorted(losses(result)) == [1, 2, 3, 4, 5, 6]
@@ -117,7 +117,7 @@ def test_resume_refuses_another_text_a_damaged_tokenizer_and_fewer_steps_than_do
         train(tiny("step_scheduler.max_steps=8"), "tiny", resume=result.run)
     (result.run / "tokenizer.json").write_text(tokenizer)
     text_file.write_text(text_file.read_text().replace("square", "SQUARE"))
-    with pytest.raises(UsageError, match="is not the text that"):
+    with pytest.raises(UsageError, match="is not the data that"):
         train(tiny("step_scheduler.max_steps=8"), "tiny", resume=result.run)
     assert (result.run / "recipe.yaml").read_text() == recipe_before
 

@@ -10,7 +10,7 @@ from ac_recipes.recipe import Recipe
 from ac_recipes.training.checkpoint import whole_checkpoints
 from ac_recipes.training.run_folder import RunFolder
 
-FIXED_SECTIONS = ("model", "dataset", "tokenizer", "rng")
+FIXED_SECTIONS = ("model", "dataset", "tokenizer", "freeze_config", "rng")
 """What the weights and the data order of a run hang on. Everything else may change: the policy of activation
 checkpointing, the strategy, the number of steps, the learning rate."""
 

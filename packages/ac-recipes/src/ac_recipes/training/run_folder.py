@@ -16,7 +16,7 @@ from ac_recipes.training.checkpoint import whole_checkpoints
 
 @dataclass(frozen=True)
 class RunFolder:
-    """`recipe.yaml`, `tokenizer.json`, `text.sha256`, `metrics.jsonl` and `checkpoints/` of one run."""
+    """`recipe.yaml`, `tokenizer.json`, `data.sha256`, `metrics.jsonl` and `checkpoints/` of one run."""
 
     path: Path
 
@@ -64,8 +64,8 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
-    def text_hash(self) -> Path:
-        return self.path / "text.sha256"
+    def fingerprint(self) -> Path:
+        return self.path / "data.sha256"
 
     @property
     def checkpoints(self) -> Path:

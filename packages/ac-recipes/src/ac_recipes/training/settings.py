@@ -4,7 +4,8 @@ import torch
 from tokenizers import Tokenizer
 
 from ac_core import Report
-from ac_recipes.data.examples import Prepared
+from ac_recipes.data.prepare import Prepared
+from ac_recipes.images.config import DigitsDatasetConfig
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.batches import BatchPlan
 from ac_recipes.training.console import Row
@@ -42,9 +43,7 @@ def settings_table(  # noqa: PLR0917 - one argument for every part of the run th
     ]
     rows += [("  ", "", "", note) for note in report.notes]
     rows += [_strategy(recipe, ranks), _loss(recipe), *_batch(recipe, plan), _vocabulary(recipe, data.tokenizer)]
-    held_out = f"{len(data.train)} sequences, {len(data.validation)} held out"
-    text = recipe.dataset.text if isinstance(recipe.dataset.text, str) else f"{len(recipe.dataset.text)} files"
-    rows.append(("text", text, text, held_out))
+    rows.append(_data(recipe, data))
     device = f"{torch.get_num_threads()} threads" if ranks.device.type == "cpu" else torch.cuda.get_device_name()
     rows.append(("device", "auto", ranks.device.type, f"{device}; mem = {memory.source}"))
     rows.append(("dtype", recipe.model.dtype, recipe.model.dtype, "parameters, gradients and computation"))
@@ -62,6 +61,14 @@ def _vocabulary(recipe: Recipe, tokenizer: Tokenizer) -> Row:
     asked, applied = recipe.tokenizer.vocab_size, tokenizer.get_vocab_size()
     why = "" if applied == asked else "the text gives no more merges"
     return ("vocabulary", str(asked), str(applied), why)
+
+
+def _data(recipe: Recipe, data: Prepared) -> Row:
+    dataset = recipe.dataset
+    if isinstance(dataset, DigitsDatasetConfig):
+        return ("dataset", dataset.kind, dataset.kind, data.detail)
+    text = dataset.text if isinstance(dataset.text, str) else f"{len(dataset.text)} files"
+    return ("text", text, text, data.detail)
 
 
 def _loss(recipe: Recipe) -> Row:

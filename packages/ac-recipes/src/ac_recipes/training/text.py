@@ -1,13 +1,13 @@
 """From text to training sequences: documents, tokenizer, token windows."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-from ac_recipes.data.examples import Batch, Examples
 from ac_recipes.errors import UsageError
 from ac_recipes.recipe import DatasetConfig
 from ac_recipes.text_files import read_text
@@ -37,14 +37,14 @@ def hash_of(documents: list[str]) -> str:
     return digest.hexdigest()
 
 
-def train_tokenizer(documents: list[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE tokenizer of at most `vocab_size` entries, the end-of-text token among them."""
+def train_tokenizer(documents: list[str], vocab_size: int, special: Sequence[str] = ()) -> Tokenizer:
+    """A byte-level BPE tokenizer of at most `vocab_size` entries, the end-of-text token and `special` among them."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
+        special_tokens=[END_OF_TEXT, *special],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -53,7 +53,7 @@ def train_tokenizer(documents: list[str], vocab_size: int) -> Tokenizer:
 
 
 @dataclass(frozen=True)
-class Windows(Examples):
+class Windows:
     """Windows of a text.
 
     tokens: int64 `[windows, sequence_length + 1]`; inputs are all but the last token, labels all but the first.
@@ -64,7 +64,8 @@ class Windows(Examples):
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def __getitem__(self, ids: Tensor) -> Batch:
+    def __getitem__(self, ids: Tensor) -> dict[str, Tensor]:
+        """`input_ids` and `labels`, int64 `[len(ids), sequence_length]`."""
         windows = self.tokens[ids]
         return {"input_ids": windows[:, :-1], "labels": windows[:, 1:]}
 

@@ -11,20 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ac_recipes.data.examples import Batch, Examples, Prepared
-from ac_recipes.errors import RunError, UsageError
+from ac_recipes.data.examples import Examples
+from ac_recipes.data.prepare import Prepared, prepare
+from ac_recipes.errors import RunError
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.batches import BatchPlan, GlobalOrder
 from ac_recipes.training.checkpoint import load_checkpoint, save_checkpoint, whole_checkpoints
 from ac_recipes.training.console import RunConsole
 from ac_recipes.training.distributed import DistributedSetup
+from ac_recipes.training.freeze import freeze
 from ac_recipes.training.loss import HeadLoss, attach_loss
 from ac_recipes.training.memory import PeakMemory
 from ac_recipes.training.model import build_model
@@ -34,7 +35,6 @@ from ac_recipes.training.ranks import Ranks, joined_ranks
 from ac_recipes.training.resume import changes
 from ac_recipes.training.run_folder import RunFolder
 from ac_recipes.training.settings import settings_table
-from ac_recipes.training.text import cut_sequences, hash_of, read_documents, train_tokenizer
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,17 @@ def train(recipe: Recipe, name: str, *, resume: Path | None = None, to_stderr: b
         console = RunConsole(silent=not ranks.is_first, to_stderr=to_stderr)
         plan = preflight(recipe, ranks.world_size)
         run = open_run(recipe, name, resume, ranks, console)
-        data = prepare_text(recipe, run, ranks, trained=resume is not None)
-        model = build_model(recipe.model, data.tokenizer.get_vocab_size(), recipe.rng.seed, ranks.device)
+        data = prepare(recipe, run, ranks, resumed=resume is not None)
+        model = build_model(
+            recipe.model, data.tokenizer.get_vocab_size(), recipe.rng.seed, ranks.device, data.model_fields
+        )
+        frozen = freeze(model, recipe.freeze_config)
         head_loss = attach_loss(model, recipe.loss_fn)
         model, report = DistributedSetup(recipe.distributed).apply(model, ranks)
         optimizer = build_optimizer(model.parameters(), recipe.optimizer)
         torch.manual_seed(recipe.rng.seed + ranks.rank)  # what the run draws from here on differs between ranks
         memory = PeakMemory(ranks.device)
-        console.asked_applied(settings_table(recipe, report, plan, ranks, data, memory))
+        console.asked_applied([*settings_table(recipe, report, plan, ranks, data, memory), *frozen])
         console.line(f"run folder {run.path}")
         trainer = Trainer(
             recipe=recipe,
@@ -112,29 +115,6 @@ def open_run(recipe: Recipe, name: str, resume: Path | None, ranks: Ranks, conso
         return run
     path = RunFolder.create(Path(recipe.run.dir), name, recipe).path if ranks.is_first else None
     return RunFolder(Path(str(ranks.from_first(path))))
-
-
-def prepare_text(recipe: Recipe, run: RunFolder, ranks: Ranks, *, trained: bool) -> Prepared:
-    """The tokenizer and the token sequences. Rank 0 trains the tokenizer; it is kept in the run's folder, so that
-    every rank and every resumed run encode alike.
-
-    Raises:
-        UsageError: the text is too short; or a resumed run was trained on another, or its tokenizer is damaged.
-    """
-    documents = read_documents(recipe.dataset)
-    found = hash_of(documents)
-    if not trained and ranks.is_first:
-        run.text_hash.write_text(found)
-        train_tokenizer(documents, recipe.tokenizer.vocab_size).save(str(run.tokenizer))
-    ranks.wait()
-    if not run.text_hash.is_file() or run.text_hash.read_text() != found:
-        raise UsageError(f"--resume: dataset.text is not the text that {run.path} was trained on")
-    try:
-        tokenizer = Tokenizer.from_file(str(run.tokenizer))
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise UsageError(f"--resume: {run.tokenizer} cannot be read: {error}") from error
-    train, validation = cut_sequences(documents, tokenizer, recipe.dataset)
-    return Prepared(train, validation, tokenizer, found)
 
 
 @dataclass(kw_only=True)
@@ -204,7 +184,7 @@ class Trainer:
         self.log(loss_value, grad_norm, rate, label_tokens, time.perf_counter() - started)
         return loss_value
 
-    def microbatches(self) -> list[Batch]:
+    def microbatches(self) -> list[dict[str, Tensor]]:
         """This rank's share of the next global batch, in parts of `local_batch` examples.
 
         The ranks take consecutive shares, so that a global batch is the same on any number of ranks.
@@ -213,11 +193,11 @@ class Trainer:
         mine = batch.chunk(self.ranks.world_size)[self.ranks.rank]
         return [self.examples_at(self.data.train, ids) for ids in mine.split(self.plan.local)]
 
-    def examples_at(self, examples: Examples, ids: Tensor) -> Batch:
+    def examples_at(self, examples: Examples, ids: Tensor) -> dict[str, Tensor]:
         """The batch of these examples, on this rank's device."""
         return {name: tensor.to(self.ranks.device) for name, tensor in examples[ids].items()}
 
-    def forward(self, batch: Batch, label_tokens: int) -> Tensor:
+    def forward(self, batch: dict[str, Tensor], label_tokens: int) -> Tensor:
         """The loss summed over the labels and divided by `label_tokens`, through the whole model and its wrappers.
 
         The model gets every tensor of the batch but `labels`, under its name.
