@@ -13,10 +13,12 @@ from ac_moe.config import MoEConfig
 from ac_recipes.data.config import (
     DatasetConfig,
     PackedSequenceConfig,
+    RecordsDatasetConfig,
     TextDatasetConfig,
     TokenizerConfig,
     check_together,
 )
+from ac_recipes.freeze_config import FreezeConfig
 from ac_recipes.lora import PeftConfig
 from ac_recipes.parallel.config import CompileConfig
 from ac_recipes.parallel.layout import StrategyConfig, check_sizes
@@ -31,7 +33,8 @@ _FLOAT32_MAX = 3.4e38
 class ModelConfig(Section):
     """The model: a Hugging Face configuration with new weights, or a pretrained one.
 
-    config: `model_type` and any field of that model's transformers configuration; `vocab_size` is the tokenizer's.
+    config: `model_type` and any field of that model's transformers configuration; `vocab_size` is the tokenizer's. A
+        vision-language model has a `vision_config` and a `text_config` of its own in it.
         Beside a pretrained model, what that model is expected to be: `check` then needs no weights, and training
         refuses another.
     pretrained_model_name_or_path: a folder, a `.gguf` file, `package:NAME/FILE` for a file that an installed package
@@ -163,9 +166,10 @@ class Recipe(Section):
     loss_fn: LossConfig = field(default_factory=LossConfig)
     peft: PeftConfig | None = None
     dataset: DatasetConfig = field(default_factory=TextDatasetConfig)
-    validation_dataset: DatasetConfig | None = None
+    validation_dataset: TextDatasetConfig | RecordsDatasetConfig | None = None
     packed_sequence: PackedSequenceConfig = field(default_factory=PackedSequenceConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    freeze_config: FreezeConfig | None = None
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     lr_scheduler: LRSchedulerConfig = field(default_factory=LRSchedulerConfig)
     step_scheduler: StepSchedulerConfig = field(default_factory=StepSchedulerConfig)

@@ -2,7 +2,6 @@
 
 import math
 
-import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ac_recipes.data.config import DatasetConfig, TextDatasetConfig
+from ac_recipes.data.config import RecordsDatasetConfig, TextDatasetConfig
 from ac_recipes.data.files import read_text
 from ac_recipes.data.records import DataError, is_local, read_records
 from ac_recipes.errors import UsageError
@@ -18,7 +18,7 @@ def check_data(recipe: Recipe) -> Iterator[Problem]:
     for section, config in (("dataset", recipe.dataset), ("validation_dataset", recipe.validation_dataset)):
         if isinstance(config, TextDatasetConfig):
             yield from _check_text(section, config)
-        elif config is not None and all(map(is_local, config.sources)):
+        elif isinstance(config, RecordsDatasetConfig) and all(map(is_local, config.sources)):
             yield from _check_records(section, config)
     if recipe.tokenizer.chat_template is not None:
         try:
@@ -35,7 +35,7 @@ def _check_text(section: str, config: TextDatasetConfig) -> Iterator[Problem]:
             yield Problem(path=(section, "text", place), message=str(error))
 
 
-def _check_records(section: str, config: DatasetConfig) -> Iterator[Problem]:
+def _check_records(section: str, config: RecordsDatasetConfig) -> Iterator[Problem]:
     path = (section, "path_or_dataset_id")
     try:
         read_records(config, section)

@@ -6,6 +6,7 @@ Field names are those of NeMo AutoModel recipes where the two mean the same thin
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ac_recipes.images.config import DigitsDatasetConfig
 from ac_recipes.section import Section, at_least
 
 VOCAB_SIZE = 2048
@@ -88,7 +89,7 @@ class RecordsDatasetConfig(Section):
         return (self.path_or_dataset_id,) if isinstance(self.path_or_dataset_id, str) else self.path_or_dataset_id
 
 
-DatasetConfig = TextDatasetConfig | RecordsDatasetConfig
+DatasetConfig = TextDatasetConfig | RecordsDatasetConfig | DigitsDatasetConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +136,7 @@ class PackedSequenceConfig(Section):
 
 def check_together(
     dataset: DatasetConfig,
-    validation: DatasetConfig | None,
+    validation: TextDatasetConfig | RecordsDatasetConfig | None,
     packed: PackedSequenceConfig,
 ) -> None:
     """What the data sections have against each other.
@@ -144,6 +145,15 @@ def check_together(
         ValueError: beginning with the section and the field.
     """
     size = packed.packed_sequence_size
+    if isinstance(dataset, DigitsDatasetConfig):
+        if size:
+            raise ValueError("packed_sequence.packed_sequence_size: examples with images are not packed; leave it at 0")
+        if validation is not None:
+            raise ValueError(
+                "validation_dataset: digits hold out images of their own; set dataset.validation_fraction, and leave it "
+                "out"
+            )
+        return
     for section, config in (("dataset", dataset), ("validation_dataset", validation)):
         if isinstance(config, RecordsDatasetConfig) and (not config.path_or_dataset_id or "" in config.sources):
             raise ValueError(f"{section}.path_or_dataset_id: needs a file, a list of files, or the name of a dataset")

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
@@ -22,14 +22,19 @@ from ac_recipes.data.tokenizer import (
     with_template,
 )
 from ac_recipes.errors import UsageError
+from ac_recipes.images.config import DigitsDatasetConfig
+from ac_recipes.images.digits import Digits, read_digits, texts
+from ac_recipes.images.examples import IMAGE, SPECIAL_TOKENS, image_examples
+from ac_recipes.images.layout import layout_of
+from ac_recipes.model_config import transformers_config
 
 if TYPE_CHECKING:
     from ac_recipes.recipe import Recipe
     from ac_recipes.training.ranks import Ranks
     from ac_recipes.training.run_folder import RunFolder
 
-Source = list[str] | list[Record]
-"""What was read of one dataset section: documents or records."""
+Source = list[str] | list[Record] | Digits
+"""What was read of one dataset section: documents, records or images."""
 
 Tokenized = Windows | list[Shifted]
 """The examples of one dataset section, in its order."""
@@ -41,6 +46,7 @@ class Prepared:
 
     fingerprint: a hash of the data as it was read; a resumed run must find the same.
     detail: what became of the data, in a line.
+    model_fields: what the model's configuration has to say for this data, besides the size of the vocabulary.
     """
 
     train: Examples
@@ -48,14 +54,17 @@ class Prepared:
     tokenizer: PreTrainedTokenizerBase
     fingerprint: str
     detail: str = ""
+    model_fields: dict[str, int] = field(default_factory=dict)
 
 
 def read_source(config: DatasetConfig, section: str = "dataset") -> Source:
-    """Documents or records of one section.
+    """Documents, records or images of one section.
 
     Raises:
         UsageError: they cannot be read, or have mistakes.
     """
+    if isinstance(config, DigitsDatasetConfig):
+        return read_digits()
     return read_documents(config) if isinstance(config, TextDatasetConfig) else read_records(config, section)
 
 
@@ -73,13 +82,18 @@ def prepare(recipe: "Recipe", run: "RunFolder", ranks: "Ranks", *, resumed: bool
         held_out = read_source(recipe.validation_dataset, "validation_dataset")
     fingerprint = fingerprint_of(source if held_out is None else [*source, *held_out])
     if not resumed and ranks.is_first:
-        tokenizer = pretrained_tokenizer(recipe) or train_tokenizer(_texts_of(source), recipe.tokenizer.vocab_size)
+        special_tokens = SPECIAL_TOKENS if isinstance(source, Digits) else ()
+        tokenizer = pretrained_tokenizer(recipe) or train_tokenizer(
+            _texts_of(source), recipe.tokenizer.vocab_size, special_tokens
+        )
         save_tokenizer(with_template(tokenizer, recipe.tokenizer.chat_template), run.path)
         run.fingerprint.write_text(fingerprint)
     ranks.wait()
     if not run.fingerprint.is_file() or run.fingerprint.read_text() != fingerprint:
         raise UsageError(f"--resume: the data that the recipe names is not the data that {run.path} was trained on")
     tokenizer = read_tokenizer(run.path)
+    if isinstance(source, Digits):
+        return _conversations(source, recipe, tokenizer, fingerprint)
     examples, notes = _tokenize(source, recipe.dataset, tokenizer, recipe.loss_fn.ignore_index)
     if held_out is None:
         fraction = recipe.dataset.validation_fraction
@@ -117,7 +131,9 @@ def hold_out(examples: Tokenized, fraction: float) -> tuple[Tokenized, Tokenized
 
 
 def fingerprint_of(source: Source) -> str:
-    """SHA-256 over documents or records."""
+    """SHA-256 over documents, records or images."""
+    if isinstance(source, Digits):
+        return source.fingerprint
     digest = hashlib.sha256()
     for item in source:
         text = item if isinstance(item, str) else json.dumps(item.fields, sort_keys=True, default=str)
@@ -125,6 +141,19 @@ def fingerprint_of(source: Source) -> str:
         digest.update(f"{len(data)}:".encode())
         digest.update(data)
     return digest.hexdigest()
+
+
+def _conversations(
+    digits: Digits, recipe: "Recipe", tokenizer: PreTrainedTokenizerBase, fingerprint: str
+) -> Prepared:
+    layout = layout_of(transformers_config(recipe.model.config))
+    train, held_out = image_examples(digits, tokenizer, recipe.dataset, layout, recipe.loss_fn.ignore_index)
+    detail = (
+        f"{len(train.images)} images, {len(held_out.images)} held out; {train.input_ids.shape[1]} questions about each, "
+        f"{layout.tokens} tokens an image"
+    )
+    fields = {"image_token_id": tokenizer.convert_tokens_to_ids(IMAGE)}
+    return Prepared(train, held_out, tokenizer, fingerprint, detail, fields)
 
 
 def _tokenize(
@@ -173,6 +202,8 @@ def _unit(examples: Tokenized) -> str:
 
 def _texts_of(source: Source) -> list[str]:
     """All text of the data, for a tokenizer that is to be trained on it."""
+    if isinstance(source, Digits):
+        return texts()
     return [text for item in source for text in ([item] if isinstance(item, str) else _strings(item.fields))]
 
 

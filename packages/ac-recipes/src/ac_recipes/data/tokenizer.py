@@ -1,5 +1,6 @@
 """The tokenizer of a run: pretrained, or trained here on the run's own text."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,14 +34,16 @@ def pretrained_tokenizer(recipe: "Recipe") -> PreTrainedTokenizerBase | None:
     return tokenizer
 
 
-def train_tokenizer(documents: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of at most `vocab_size` entries, the end-of-text token among them."""
+def train_tokenizer(
+    documents: list[str], vocab_size: int, special_tokens: Sequence[str] = ()
+) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer of at most `vocab_size` entries, the end-of-text token and `special_tokens` among them."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
+        special_tokens=[END_OF_TEXT, *special_tokens],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

@@ -1,18 +1,30 @@
 """Building the model that a recipe describes."""
 
+from collections.abc import Mapping
+
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
 
 from ac_recipes.errors import UsageError
+from ac_recipes.model_config import with_vocabulary
 from ac_recipes.pretrained import load_model
 from ac_recipes.recipe import ModelConfig
 
 
-def build_model(config: ModelConfig, vocab_size: int, seed: int, device: torch.device) -> PreTrainedModel:
-    """A causal language model with new or pretrained weights, in training mode on `device`.
+def build_model(
+    config: ModelConfig, vocab_size: int, seed: int, device: torch.device, fields: Mapping[str, int] | None = None
+) -> PreTrainedModel:
+    """A language model or vision-language model with new or pretrained weights, in training mode on `device`.
 
-    New weights are drawn on the CPU from `seed`: the same on every rank and on every kind of device.
+    New weights are drawn on the CPU from `seed`: the same on every rank and on every kind of device. `fields` are what
+    the data adds to the configuration.
 
     Raises:
         UsageError: transformers has no such architecture, or refuses the configuration; or the pretrained model cannot
@@ -20,18 +32,15 @@ def build_model(config: ModelConfig, vocab_size: int, seed: int, device: torch.d
     """
     if config.pretrained_model_name_or_path is not None:
         return _pretrained(config, config.pretrained_model_name_or_path, vocab_size).to(device).train()
-    fields = dict(config.config)
-    if fields.setdefault("vocab_size", vocab_size) < vocab_size:
-        raise UsageError(
-            f"model.config.vocab_size: {fields['vocab_size']} is below the tokenizer's {vocab_size} entries; leave it "
-            "out, and it becomes the tokenizer's"
-        )
     transformers.logging.set_verbosity_error()
+    fields = with_vocabulary(config.config, vocab_size) | dict(fields or {})
     try:
         hf_config = AutoConfig.for_model(**fields)
+        reads_images = type(hf_config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        auto_class = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = AutoModelForCausalLM.from_config(
+            model = auto_class.from_config(
                 hf_config, dtype=getattr(torch, config.dtype), attn_implementation=config.attn_implementation
             )
     except Exception as error:

@@ -4,6 +4,7 @@ import torch
 
 from ac_recipes.data.config import TextDatasetConfig
 from ac_recipes.data.prepare import Prepared
+from ac_recipes.images.config import DigitsDatasetConfig
 from ac_recipes.parallel.setup import Parallel
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.batches import BatchPlan
@@ -60,11 +61,13 @@ def _vocabulary(recipe: Recipe, data: Prepared) -> Row:
 
 def _data(recipe: Recipe, data: Prepared) -> Row:
     config = recipe.dataset
-    if isinstance(config, TextDatasetConfig):
+    if isinstance(config, DigitsDatasetConfig):
+        name = config.kind
+    elif isinstance(config, TextDatasetConfig):
         name = config.text if isinstance(config.text, str) else f"{len(config.text)} files"
     else:
         name = config.sources[0] if len(config.sources) == 1 else f"{len(config.sources)} files"
-    return (config.kind, name, name, data.detail)
+    return ("dataset" if name == config.kind else config.kind, name, name, data.detail)
 
 
 def _loss(recipe: Recipe) -> Row:

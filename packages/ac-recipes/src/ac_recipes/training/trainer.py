@@ -25,6 +25,7 @@ from ac_recipes.trackers import open_trackers
 from ac_recipes.training.batches import BatchPlan, GlobalOrder
 from ac_recipes.training.console import RunConsole
 from ac_recipes.training.faults import Faults
+from ac_recipes.training.freeze import freeze
 from ac_recipes.training.loop import Loop, Result
 from ac_recipes.training.loss import HeadLoss, attach_loss
 from ac_recipes.training.memory import PeakMemory
@@ -35,7 +36,6 @@ from ac_recipes.training.preflight import preflight, setup_of
 from ac_recipes.training.provenance import session
 from ac_recipes.training.ranks import Ranks, joined_ranks
 from ac_recipes.training.resume import go_on, open_run
-from ac_recipes.training.run_folder import RunFolder
 from ac_recipes.training.saving import Saver
 from ac_recipes.training.settings import settings_table
 
@@ -70,7 +70,10 @@ def train(
         with ExitStack() as stack:
             stack.enter_context(faults.explained())
             data = prepare(recipe, run, ranks, resumed=resume is not None)
-            model = build_model(recipe.model, len(data.tokenizer), recipe.rng.seed, ranks.device)
+            model = build_model(
+                recipe.model, len(data.tokenizer), recipe.rng.seed, ranks.device, data.model_fields
+            )
+            frozen = freeze(model, recipe.freeze_config)
             check_positions(recipe, model.config)
             if recipe.packed_sequence.packed_sequence_size:
                 check_packing(model)
@@ -83,7 +86,7 @@ def train(
             # What the run draws from here on differs between ranks with different batches, not between those with one.
             torch.manual_seed(recipe.rng.seed + parallel.data.rank)
             memory = PeakMemory(ranks.device)
-            console.asked_applied(settings_table(recipe, parallel, plan, ranks, data, memory))
+            console.asked_applied([*settings_table(recipe, parallel, plan, ranks, data, memory), *frozen])
             console.line(f"run folder {run.path}")
             saver = Saver(
                 config=recipe.checkpoint,

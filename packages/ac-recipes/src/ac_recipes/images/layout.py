@@ -1,0 +1,60 @@
+"""How a vision-language model takes an image: as which tensor, and in the place of how many tokens. Loads without torch."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ac_recipes.images.config import DigitsDatasetConfig
+from ac_recipes.reader import Problem
+from ac_recipes.recipe import Recipe
+
+SIDE = 8
+"""Pixels of a side of a digit."""
+
+FAMILIES = ("smolvlm", "idefics3")
+"""Models that images can be prepared for without the processor that their checkpoints come with."""
+
+
+@dataclass(frozen=True)
+class ImageLayout:
+    """tokens: placeholders that one image takes; side, channels: of the picture that the model sees."""
+
+    tokens: int
+    side: int
+    channels: int
+
+
+def layout_of(config: Any) -> ImageLayout:
+    """The layout of transformers' configuration `config` of one of `FAMILIES`.
+
+    Their connector puts `scale_factor` x `scale_factor` patches together into one token.
+    """
+    vision = config.vision_config
+    patches = vision.image_size // vision.patch_size
+    return ImageLayout((patches // config.scale_factor) ** 2, vision.image_size, vision.num_channels)
+
+
+def image_problems(recipe: Recipe, config: Any) -> Iterator[Problem]:
+    """Why the images of `recipe` cannot be shown to the model that has transformers' configuration `config`."""
+    if not isinstance(recipe.dataset, DigitsDatasetConfig):
+        return
+    if config.model_type not in FAMILIES:
+        yield Problem(
+            path=("model", "config", "model_type"),
+            message=f"dataset.kind 'digits' can be shown to {' and '.join(FAMILIES)}, not to {config.model_type}",
+        )
+        return
+    if "image_token_id" in recipe.model.config:
+        message = "the tokenizer of the run decides it; leave it out"
+        yield Problem(path=("model", "config", "image_token_id"), message=message, at_key=True)
+    vision, scale = config.vision_config, config.scale_factor
+    size, patch = vision.image_size, vision.patch_size
+    path = ("model", "config", "vision_config")
+    if not isinstance(size, int) or size < 1 or size % SIDE:
+        yield Problem(path=(*path, "image_size"), message=f"{size} is not a multiple of {SIDE}, the side of a digit")
+    elif not isinstance(patch, int) or patch < 1 or scale < 1 or size % (patch * scale):
+        yield Problem(
+            path=(*path, "patch_size"),
+            message=f"patches of {patch} pixels, {scale} x {scale} of them to a token (scale_factor), do not fill an "
+            f"image of {size} x {size} evenly",
+        )
