@@ -23,6 +23,8 @@ from ac_recipes.recipe import Recipe
 VERBS = {
     "train": "train a recipe",
     "check": "find every mistake in recipes; runs nothing",
+    "doctor": "say what works on this machine, and the command that mends each gap",
+    "schema": "print the JSON Schema of a recipe, for editors",
 }
 _OVERRIDES_HELP = "Fields of the recipe are overridden as --section.field VALUE, for instance --optimizer.lr 1e-4."
 
@@ -40,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         rest, overrides = split_overrides(arguments)
         options = _parse(rest)
         verb = import_module(f"ac_recipes.cli.{options.verb}")
+        if overrides and not getattr(verb, "TAKES_A_RECIPE", True):
+            raise UsageError(f"{options.verb} takes no recipe, and so no --{overrides[0].path}")
         return verb.run(options, overrides, arguments)
     except RecipeError as error:
         print(error, file=sys.stderr)
