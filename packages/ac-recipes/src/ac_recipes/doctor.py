@@ -211,7 +211,8 @@ def _gloo() -> Finding:
         distributed.all_reduce(torch.ones(1))
     except Exception as error:  # noqa: BLE001 - torch raises several
         reason = " ".join(str(error).split())[:200]
-        return Finding(name="gloo", status="broken", says=reason, remedy="export GLOO_SOCKET_IFNAME=lo  (on one machine)")
+        remedy = "export GLOO_SOCKET_IFNAME=lo  (ranks on this machine only)"
+        return Finding(name="gloo", status="broken", says=reason, remedy=remedy)
     finally:
         if distributed.is_initialized():
             distributed.destroy_process_group()
