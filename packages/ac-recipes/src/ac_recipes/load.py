@@ -3,18 +3,23 @@
 from collections.abc import Sequence
 
 from ac_recipes.model_config import check_model_config
+from ac_recipes.model_fields import check_model_fields
 from ac_recipes.reader import Override, read_recipe
 from ac_recipes.recipe import TARGETS, Recipe
 from ac_recipes.shipped import find_recipe
 from ac_recipes.text_files import check_text_files
 
 
-def load_recipe(name_or_path: str, overrides: Sequence[Override] = ()) -> Recipe:
+def load_recipe(name_or_path: str, overrides: Sequence[Override] = (), *, quick: bool = False) -> Recipe:
     """Read a recipe file or a shipped recipe, with overrides; nothing is built.
+
+    Args:
+        quick: import neither transformers nor torch. What only the validators of a transformers configuration know,
+            such as a hidden size that its heads do not divide, is then not found.
 
     Raises:
         UsageError: there is no such recipe.
         RecipeError: every mistake in it, with file, line and column.
     """
-    checks = [check_text_files, check_model_config]
+    checks = [check_text_files, check_model_fields if quick else check_model_config]
     return read_recipe(Recipe, find_recipe(name_or_path), overrides, targets=TARGETS, checks=checks)

@@ -3,19 +3,13 @@
 import dataclasses
 import re
 from collections.abc import Iterator
+from copy import deepcopy
 from difflib import get_close_matches
 from typing import Any
 
+from ac_recipes.model_fields import SET_ELSEWHERE, check_length
 from ac_recipes.reader import Problem
 from ac_recipes.recipe import Recipe
-
-_SET_ELSEWHERE = {
-    "dtype": "model.dtype",
-    "torch_dtype": "model.dtype",
-    "attn_implementation": "model.attn_implementation",
-    "_attn_implementation": "model.attn_implementation",
-}
-"""Fields that transformers would take and the model section decides."""
 
 
 def check_model_config(recipe: Recipe) -> Iterator[Problem]:
@@ -36,15 +30,16 @@ def check_model_config(recipe: Recipe) -> Iterator[Problem]:
             suggestion=near[0] if near else None,
         )
         return
-    for name in sorted(_SET_ELSEWHERE.keys() & fields.keys()):
-        yield Problem(path=("model", "config", name), message=f"set {_SET_ELSEWHERE[name]} instead", at_key=True)
+    for name in sorted(SET_ELSEWHERE.keys() & fields.keys()):
+        yield Problem(path=("model", "config", name), message=f"set {SET_ELSEWHERE[name]} instead", at_key=True)
     kind = CONFIG_MAPPING[model_type]
     for name, other in getattr(kind, "attribute_map", {}).items():
         if name in fields and other in fields:
             message = f"{name!r} is another name of {other!r}, which is given too; give one"
             yield Problem(path=("model", "config", name), message=message, at_key=True)
     try:
-        config = kind(**{k: v for k, v in fields.items() if k != "model_type"})
+        # A copy: transformers completes nested mappings such as rope_scaling in place.
+        config = kind(**{k: deepcopy(v) for k, v in fields.items() if k != "model_type"})
     except Exception as error:  # noqa: BLE001 - whatever its validators raise is about these fields
         yield _refused(error)
         return
@@ -57,13 +52,9 @@ def check_model_config(recipe: Recipe) -> Iterator[Problem]:
             suggestion=near[0] if near else None,
             at_key=True,
         )
-    length, most = recipe.dataset.sequence_length, getattr(config, "max_position_embeddings", None)
-    if isinstance(most, int) and length > most > 0:
-        yield Problem(
-            path=("dataset", "sequence_length"),
-            message=f"{length} tokens are more than the {most} positions of the model; shorten the sequences, or raise "
-            "model.config.max_position_embeddings",
-        )
+    most = getattr(config, "max_position_embeddings", None)
+    if isinstance(most, int):
+        yield from check_length(recipe, most)
 
 
 def _refused(error: Exception) -> Problem:
