@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+from ac_recipes.automodel import Translator
 from ac_recipes.model_config import check_model_config
 from ac_recipes.model_fields import check_model_fields
 from ac_recipes.reader import Override, read_recipe
-from ac_recipes.recipe import TARGETS, Recipe
+from ac_recipes.recipe import Recipe
 from ac_recipes.shipped import find_recipe
 from ac_recipes.text_files import check_text_files
 
@@ -21,5 +22,14 @@ def load_recipe(name_or_path: str, overrides: Sequence[Override] = (), *, quick:
         UsageError: there is no such recipe.
         RecipeError: every mistake in it, with file, line and column.
     """
+    return load_translated(name_or_path, overrides, quick=quick)[0]
+
+
+def load_translated(
+    name_or_path: str, overrides: Sequence[Override] = (), *, quick: bool = False
+) -> tuple[Recipe, Translator]:
+    """As `load_recipe`, and how a recipe of NeMo AutoModel was translated."""
+    translator = Translator()
     checks = [check_text_files, check_model_fields if quick else check_model_config]
-    return read_recipe(Recipe, find_recipe(name_or_path), overrides, targets=TARGETS, checks=checks)
+    recipe = read_recipe(Recipe, find_recipe(name_or_path), overrides, rewrite=translator, checks=checks)
+    return recipe, translator

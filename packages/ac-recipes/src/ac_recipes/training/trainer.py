@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from ac_recipes.errors import RunError, UsageError
 from ac_recipes.recipe import Recipe
-from ac_recipes.training.batches import BatchPlan, GlobalOrder
+from ac_recipes.training.batches import BatchPlan, GlobalOrder, limited
 from ac_recipes.training.checkpoint import load_checkpoint, save_checkpoint, whole_checkpoints
 from ac_recipes.training.console import RunConsole
 from ac_recipes.training.distributed import DistributedSetup
@@ -152,7 +152,7 @@ class Trainer:
     steps_done: int = 0
 
     def __post_init__(self) -> None:
-        self.schedule = self.recipe.step_scheduler
+        self.schedule = limited(self.recipe.step_scheduler, len(self.sequences.train))
         self.order = GlobalOrder(len(self.sequences.train), self.schedule.global_batch_size, self.recipe.rng.seed)
 
     def run(self, *, resumed: bool) -> Result:
