@@ -118,7 +118,7 @@ _LOADER = Section(
         "prefetch_factor": _SPEED,
         "drop_last": harmless("every batch is whole"),
         "batch_size": only("null", because="step_scheduler.local_batch_size says it"),
-        "collate_fn": one_of(COLLATERS, "batches are padded and stacked here too", because="batches made in another way"),
+        "collate_fn": one_of(COLLATERS, "batches are padded and stacked here too", because="other batches"),
     },
     targets=named(
         "torchdata.stateful_dataloader.StatefulDataLoader",

@@ -27,28 +27,41 @@ class LeftOut(NamedTuple):
 
 @dataclass
 class Translation:
-    """The recipe that comes of it: `entries`, nested mappings of key to (place of the key, node or mapping)."""
+    """The recipe that comes of it.
+
+    entries: nested mappings of key to (place of the key, node or mapping).
+    null_words: whether `none` is null, as it is to AutoModel.
+    """
 
     log: MistakeLog
+    null_words: bool = True
     entries: dict[str, tuple[Place, object]] = field(default_factory=dict)
     left_out: list[LeftOut] = field(default_factory=list)
 
     def put(self, path: KeyPath, entry: Entry) -> None:
         """Set the value at `path`. Given twice, under two names, is a mistake."""
-        section = self.entries
-        for key in path[:-1]:
-            _, below = section.setdefault(key, (entry.key_place, {}))
-            if not isinstance(below, dict):
-                self.log.add(entry.key_place, path, f"cannot be set: {show_path(path[:-1])} is no mapping here")
-                return
-            section = below
+        section = self.open(path[:-1], entry)
+        if section is None:
+            self.log.add(entry.key_place, path, f"cannot be set: {show_path(path[:-1])} is no mapping here")
+            return
         if path[-1] in section:
             place, there = section[path[-1]]
             if isinstance(there, ScalarNode) and isinstance(entry.node, ScalarNode) and there.text == entry.node.text:
                 return
             self.log.add(entry.key_place, path, f"is given twice; line {place.line} says it too")
             return
-        section[path[-1]] = (entry.key_place, _null_word(path[-1], entry.node))
+        node = _null_word(path[-1], entry.node) if self.null_words else entry.node
+        section[path[-1]] = (entry.key_place, node)
+
+    def open(self, path: KeyPath, entry: Entry) -> dict[str, tuple[Place, object]] | None:
+        """The section at `path`, made if it is not there; None where another value stands in the way."""
+        section = self.entries
+        for key in path:
+            _, below = section.setdefault(key, (entry.key_place, {}))
+            if not isinstance(below, dict):
+                return None
+            section = below
+        return section
 
     def has(self, *path: str) -> bool:
         """Whether something was put at `path`."""

@@ -45,7 +45,7 @@ RECIPE = Section(
         "ci": harmless("AutoModel's own tests"),
         "dist_env": harmless("ranks use nccl on GPUs and gloo on CPUs, with torch's timeout"),
         "nvtx": only("false", because="marks for the profiler; use a profiler on the command line"),
-        "recipe": one_of(_RECIPES, "is what ac-recipes train does", because="a recipe of another kind than fine-tuning and pretraining"),
+        "recipe": one_of(_RECIPES, "is what train does", because="recipes other than fine-tuning and pretraining"),
         "seed": to("rng", "seed"),
         "slurm": _LAUNCHING,
         "skypilot": _LAUNCHING,

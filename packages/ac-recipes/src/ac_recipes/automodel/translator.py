@@ -34,7 +34,7 @@ class Translator:
         model = root.entries.get("model")
         named = model is not None and isinstance(model.node, MapNode) and TARGET in model.node.entries
         self.is_automodel = named or "recipe" in root.entries
-        walk = _Walk(log)
+        walk = _Walk(log, null_words=self.is_automodel)
         for key, entry in root.entries.items():
             in_section = isinstance(entry.node, MapNode) and TARGET in entry.node.entries
             if self.is_automodel or in_section:
@@ -49,9 +49,9 @@ class Translator:
 
 
 class _Walk:
-    def __init__(self, log: MistakeLog) -> None:
+    def __init__(self, log: MistakeLog, *, null_words: bool) -> None:
         self.log = log
-        self.translation = Translation(log)
+        self.translation = Translation(log, null_words=null_words)
         self.incomplete = False
 
     def key(self, section: Section, path: KeyPath, entry: Entry) -> None:
@@ -87,7 +87,7 @@ class _Walk:
                 place = node.entries[TARGET].key_place
                 self.translation.put((*path, name), Entry(place, node_of(value, place)))
         if not node.entries:  # `{}`: the section is there, with its defaults
-            self.translation.put(path, entry)
+            self.translation.open(path, entry)
 
     def _target(self, section: Section, path: KeyPath, node: MapNode) -> Target | None:
         """What the `_target_` of `node` stands for; None, with a mistake in the log, if it is not known."""
