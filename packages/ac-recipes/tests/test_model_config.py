@@ -43,3 +43,8 @@ def test_what_would_fail_or_mislead_later(tiny_file, setting, message):
 def test_older_spellings_that_transformers_translates_are_fine(tiny_file):
     _, overrides = split_overrides(["--model.config.rope_theta", "500000.0"])
     assert load_recipe(str(tiny_file), overrides).model.config["rope_theta"] == 500000.0
+
+
+def test_a_nested_mapping_is_left_as_the_recipe_has_it(tiny_file):
+    _, overrides = split_overrides(["--model.config.rope_scaling", "{rope_type: default}"])
+    assert load_recipe(str(tiny_file), overrides).model.config["rope_scaling"] == {"rope_type": "default"}

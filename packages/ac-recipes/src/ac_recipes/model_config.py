@@ -3,22 +3,16 @@
 import dataclasses
 import re
 from collections.abc import Iterator
+from copy import deepcopy
 from difflib import get_close_matches
 from typing import Any
 
 from ac_recipes.errors import UsageError
 from ac_recipes.images.layout import image_problems
+from ac_recipes.model_fields import SET_ELSEWHERE, check_length
 from ac_recipes.reader import Problem
 from ac_recipes.reader.mistakes import KeyPath
 from ac_recipes.recipe import Recipe
-
-_SET_ELSEWHERE = {
-    "dtype": "model.dtype",
-    "torch_dtype": "model.dtype",
-    "attn_implementation": "model.attn_implementation",
-    "_attn_implementation": "model.attn_implementation",
-}
-"""Fields that transformers would take and the model section decides."""
 
 
 def check_model_config(recipe: Recipe) -> Iterator[Problem]:
@@ -36,8 +30,8 @@ def check_model_config(recipe: Recipe) -> Iterator[Problem]:
     yield from unknown
     if unknown:
         return
-    for name in sorted(_SET_ELSEWHERE.keys() & fields.keys()):
-        yield Problem(path=("model", "config", name), message=f"set {_SET_ELSEWHERE[name]} instead", at_key=True)
+    for name in sorted(SET_ELSEWHERE.keys() & fields.keys()):
+        yield Problem(path=("model", "config", name), message=f"set {SET_ELSEWHERE[name]} instead", at_key=True)
     try:
         config = transformers_config(fields)
     except Exception as error:  # noqa: BLE001 - whatever its validators raise is about these fields
@@ -60,21 +54,15 @@ def check_positions(recipe: Recipe, config: Any) -> None:
 
 def _too_long(recipe: Recipe, config: Any) -> Iterator[Problem]:
     most = getattr(config.get_text_config(), "max_position_embeddings", None)
-    remedy = "shorten the sequences"
-    if recipe.model.pretrained_model_name_or_path is None:
-        remedy += ", or raise model.config.max_position_embeddings"
-    for section in ("dataset", "validation_dataset"):
-        data = getattr(recipe, section)
-        if data is not None and isinstance(most, int) and data.sequence_length > most > 0:
-            message = f"{data.sequence_length} tokens are more than the {most} positions of the model; {remedy}"
-            yield Problem(path=(section, "sequence_length"), message=message)
+    return check_length(recipe, most) if isinstance(most, int) else iter(())
 
 
 def transformers_config(fields: dict[str, Any]) -> Any:
     """transformers' configuration object of `model.config`. Raises whatever its validators raise."""
     from transformers import CONFIG_MAPPING
 
-    return CONFIG_MAPPING[fields["model_type"]](**{k: v for k, v in fields.items() if k != "model_type"})
+    # A copy: transformers completes nested mappings such as rope_scaling in place.
+    return CONFIG_MAPPING[fields["model_type"]](**{k: deepcopy(v) for k, v in fields.items() if k != "model_type"})
 
 
 def with_vocabulary(fields: dict[str, Any], vocab_size: int) -> dict[str, Any]:

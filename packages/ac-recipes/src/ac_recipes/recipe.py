@@ -82,15 +82,19 @@ class OptimizerConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class LRSchedulerConfig(Section):
-    """Learning rate: a linear warm-up from 0 to `optimizer.lr`, then a decay to `min_lr` at the last step."""
+    """Learning rate: a linear warm-up from 0 to `optimizer.lr`, then a decay to `min_lr` at the last step.
+
+    lr_warmup_steps: steps of the warm-up; `auto` is a tenth of all steps, at most 1000.
+    """
 
     lr_decay_style: Literal["constant", "cosine", "linear"] = "cosine"
-    lr_warmup_steps: int = 0
+    lr_warmup_steps: int | Literal["auto"] = 0
     min_lr: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(0, self, "lr_warmup_steps")
+        if self.lr_warmup_steps != "auto":
+            at_least(0, self, "lr_warmup_steps")
         if self.min_lr < 0:
             raise ValueError(f"min_lr: {self.min_lr!r} is negative")
 
@@ -102,11 +106,14 @@ class StepSchedulerConfig(Section):
     global_batch_size: sequences of one optimizer step over all ranks. local_batch_size: sequences of one forward on one
     rank; what is missing to the global batch is accumulated. `null` for the intervals means never; a checkpoint and a
     validation at the last step are made all the same.
+
+    max_steps: optimizer steps. num_epochs: stop sooner, after so many passes over the training data.
     """
 
     global_batch_size: int = 8
     local_batch_size: int = 8
     max_steps: int = 100
+    num_epochs: int | None = None
     val_every_steps: int | None = None
     ckpt_every_steps: int | None = None
     log_every_steps: int = 10
@@ -115,7 +122,7 @@ class StepSchedulerConfig(Section):
         super().__post_init__()
         for name in ("global_batch_size", "local_batch_size", "max_steps", "log_every_steps"):
             at_least(1, self, name)
-        for name in ("val_every_steps", "ckpt_every_steps"):
+        for name in ("val_every_steps", "ckpt_every_steps", "num_epochs"):
             if getattr(self, name) is not None:
                 at_least(1, self, name)
         if self.global_batch_size % self.local_batch_size:
@@ -211,8 +218,3 @@ class Recipe(Section):
             )
 
 
-TARGETS: dict[str, dict[str, object]] = {
-    "nemo_automodel.components.loss.linear_ce.FusedLinearCrossEntropy": {"kind": "fused"},
-    "torch.optim.AdamW": {"name": "adamw"},
-}
-"""What a `_target_` of an AutoModel recipe means here. Nothing is imported under such a name."""

@@ -1,10 +1,12 @@
 """What the command line says and how it exits, without any training."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
-from ac_recipes.cli import main
+from ac_recipes.cli import VERBS, main
 
 
 def run(capsys, *arguments):
@@ -103,3 +105,24 @@ def test_train_as_json_prints_one_object(capsys, tiny_file):
     assert result["steps"] == 1
     assert result["loss"] > 0
     assert "| mem " in err
+
+
+LOADED = "sorted({'torch', 'transformers', 'megatron', 'rich'} & sys.modules.keys())"
+
+
+QUICK = [*([verb, "--help"] for verb in VERBS), ["--help"], ["check", "default"], ["schema"]]
+
+
+@pytest.mark.parametrize("arguments", QUICK, ids=" ".join)
+def test_help_and_check_load_no_large_library(arguments):
+    code = f"""
+import sys
+from ac_recipes.cli import VERBS, main
+try:
+    main({arguments!r})
+finally:
+    print({LOADED}, file=sys.stderr)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert run.stderr == "[]\n"
+    assert run.stdout

@@ -1,11 +1,13 @@
 """Sharing a global batch, and the order of sequences."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from ac_recipes.errors import UsageError
 from ac_recipes.recipe import StepSchedulerConfig
-from ac_recipes.training.batches import BatchPlan, GlobalOrder
+from ac_recipes.training.batches import BatchPlan, GlobalOrder, limited
 
 
 @pytest.mark.parametrize(
@@ -37,3 +39,10 @@ def test_the_order_needs_no_history():
     expected = [order.batch(step).tolist() for step in range(6)]
     assert [GlobalOrder(10, 4, seed=1).batch(step).tolist() for step in reversed(range(6))] == expected[::-1]
     assert GlobalOrder(10, 4, seed=2).batch(0).tolist() != expected[0]
+
+
+@pytest.mark.parametrize(("epochs", "most", "steps"), [(None, 7, 7), (1, 7, 2), (2, 7, 5), (9, 7, 7), (1, 1, 1)])
+def test_epochs_are_whole_batches_out_of_so_many_passes(epochs, most, steps):
+    schedule = StepSchedulerConfig(global_batch_size=4, local_batch_size=4, max_steps=most, num_epochs=epochs)
+    assert limited(schedule, sequences=10).max_steps == steps
+    assert limited(replace(schedule, num_epochs=1), sequences=3).max_steps == 1

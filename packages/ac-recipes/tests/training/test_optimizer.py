@@ -33,3 +33,10 @@ def test_only_matrices_are_decayed_and_frozen_parameters_left_out():
     assert ([p.dim() for p in kept["params"]], kept["weight_decay"]) == ([1, 1, 1], 0.0)
     set_learning_rate(optimizer, 0.25)
     assert {group["lr"] for group in optimizer.param_groups} == {0.25}
+
+
+def test_an_automatic_warm_up_is_a_tenth_of_the_steps_and_at_most_a_thousand():
+    config = LRSchedulerConfig(lr_decay_style="constant", lr_warmup_steps="auto")
+    assert [learning_rate(step, 20, 1.0, config) for step in range(3)] == [0.5, 1.0, 1.0]
+    assert learning_rate(499, 100_000, 1.0, config) == 0.5
+    assert learning_rate(0, 5, 1.0, config) == 1.0

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
 from importlib import import_module
+from keyword import iskeyword
+from types import ModuleType
 from typing import NoReturn
 
 from ac_recipes import __version__
@@ -23,6 +25,9 @@ from ac_recipes.recipe import Recipe
 VERBS = {
     "train": "train a recipe",
     "check": "find every mistake in recipes; runs nothing",
+    "import": "print a recipe of NeMo AutoModel as one of ac-recipes, or say what stands against it",
+    "doctor": "say what works on this machine, and the command that mends each gap",
+    "schema": "print the JSON Schema of a recipe, for editors",
 }
 _OVERRIDES_HELP = "Fields of the recipe are overridden as --section.field VALUE, for instance --optimizer.lr 1e-4."
 
@@ -39,7 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         rest, overrides = split_overrides(arguments)
         options = _parse(rest)
-        verb = import_module(f"ac_recipes.cli.{options.verb}")
+        verb = _module_of(options.verb)
+        if overrides and not getattr(verb, "TAKES_A_RECIPE", True):
+            raise UsageError(f"{options.verb} takes no recipe, and so no --{overrides[0].path}")
         return verb.run(options, overrides, arguments)
     except RecipeError as error:
         print(error, file=sys.stderr)
@@ -79,13 +86,17 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
             epilog=_OVERRIDES_HELP,
             allow_abbrev=False,
         )
-        import_module(f"ac_recipes.cli.{name}").add_arguments(verb)
+        _module_of(name).add_arguments(verb)
         verb.add_argument("--json", action="store_true", help="print one JSON object on standard output")
         known |= set(verb._option_string_actions)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         raise UsageError(f"unknown argument '{unknown[0]}'{_hint(unknown[0].partition('=')[0], known)}")
     return options
+
+
+def _module_of(verb: str) -> ModuleType:
+    return import_module(f"ac_recipes.cli.{verb}{'_' * iskeyword(verb)}")
 
 
 def _hint(flag: str, known: set[str]) -> str:

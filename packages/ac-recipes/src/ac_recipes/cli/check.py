@@ -20,7 +20,7 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
     mistakes: list[Mistake] = []
     for name in options.recipes:
         try:
-            load_recipe(name, overrides)
+            load_recipe(name, overrides, quick=True)
         except RecipeError as error:
             mistakes += error.mistakes
             if not options.json:

@@ -6,6 +6,7 @@ import math
 import yaml
 
 from ac_recipes.reader.mistakes import KeyPath, show_path
+from ac_recipes.reader.nodes import ListNode, MapNode, Node, ScalarNode
 from ac_recipes.reader.scalars import Kind, kind_of
 
 
@@ -23,8 +24,30 @@ def to_plain(value: object) -> dict[str, object]:
 
 def dump(value: object) -> str:
     """`to_plain(value)` as YAML text, in field order. Raises as `to_plain`."""
+    return dump_data(to_plain(value))
+
+
+def plain_of(node: Node) -> object:
+    """What stands at `node`, a tree without mistakes, as plain data."""
+    match node:
+        case MapNode():
+            return {key: plain_of(entry.node) for key, entry in node.entries.items()}
+        case ListNode():
+            return [plain_of(item) for item in node.items]
+        case ScalarNode(plain=True, text=text):
+            kind = kind_of(text)
+            if kind is Kind.NULL:
+                return None
+            if kind is Kind.BOOL:
+                return text.lower() in ("true", "yes", "on")
+            return int(text) if kind is Kind.INT else float(text) if kind is Kind.FLOAT else text
+    return node.text
+
+
+def dump_data(data: object) -> str:
+    """Plain data as YAML text that this reader reads back to the same."""
     return yaml.dump(
-        to_plain(value),
+        data,
         Dumper=_Dumper,
         sort_keys=False,
         default_flow_style=False,

@@ -35,6 +35,7 @@ def read_recipe(
     *,
     text: str | None = None,
     targets: Mapping[str, Mapping[str, object]] | None = None,
+    rewrite: Callable[[MapNode, MistakeLog], MapNode] | None = None,
     checks: Iterable[Callable[[T], Iterable[Problem]]] = (),
 ) -> T:
     """Read a recipe into `schema`.
@@ -49,6 +50,7 @@ def read_recipe(
         overrides: Values that win over the file, later ones over earlier ones.
         text: The recipe itself, in place of the contents of `source`.
         checks: Called with a recipe in which nothing else is wrong; what they yield is reported where it was written.
+        rewrite: Makes a recipe of this schema of one in other words; what it cannot, it adds to the log.
         targets: What known `_target_` names stand for: `{"torch.optim.AdamW": {"name": "adamw"}}`.
 
     Raises:
@@ -64,7 +66,7 @@ def read_recipe(
         log.raise_mistakes()
     for override, value in values:
         root = put(root, override, value, log)
-    root = translate(root, targets or {}, (), log)
+    root = translate(rewrite(root, log) if rewrite else root, targets or {}, (), log)
     recipe = Structurer(schema, log).read_recipe(root)
     for check in checks if not log.mistakes else ():
         for problem in check(recipe):

@@ -4,7 +4,7 @@ In those tools `_target_` names code to import and call, so a downloaded recipe 
 in a table and nowhere else. The whole tree is searched, also where the schema would take any data.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ac_recipes.reader.mistakes import KeyPath, MistakeLog, short
@@ -41,14 +41,18 @@ def _expand(node: MapNode, targets: Targets, path: KeyPath, log: MistakeLog) -> 
         fields = {key: Entry(key_place, node_of(value, name.place)) for key, value in targets[name.text].items()}
         return replace(node, entries=fields | written)
     if not isinstance(name, RefusedNode):
-        shown = short(name.text)[1:-1] if isinstance(name, ScalarNode) else "..."
-        message = f"a recipe is data and imports nothing; '{TARGET}: {shown}' is not a known name"
-        log.add(name.place, (*path, TARGET), message, _nearest(name, targets))
+        log.add(name.place, (*path, TARGET), *refusal(name, targets))
     # What the name was to stand for is not known, so neither is what is missing beside it.
     return replace(node, entries=written, incomplete=True)
 
 
-def _nearest(name: Node, targets: Targets) -> str | None:
+def refusal(name: Node, known: Collection[str]) -> tuple[str, str | None]:
+    """The message for a `_target_` that is none of the `known`, and the one that was probably meant."""
+    shown = short(name.text)[1:-1] if isinstance(name, ScalarNode) else "..."
+    return f"a recipe is data and imports nothing; '{TARGET}: {shown}' is not a known name", _nearest(name, known)
+
+
+def _nearest(name: Node, targets: Collection[str]) -> str | None:
     """A known name like `name`, or one that ends the same: modules move between releases, classes keep their names."""
     if not isinstance(name, ScalarNode):
         return None

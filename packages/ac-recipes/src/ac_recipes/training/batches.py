@@ -1,6 +1,6 @@
 """How a global batch is shared among ranks and microbatches, and the order that sequences are seen in."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -37,6 +37,14 @@ class BatchPlan:
                 f"of {world_size} ranks"
             )
         return cls(world_size, local, share // local)
+
+
+def limited(schedule: StepSchedulerConfig, sequences: int) -> StepSchedulerConfig:
+    """`schedule` with its `num_epochs` as steps: whole global batches out of so many passes over `sequences`."""
+    if schedule.num_epochs is None:
+        return schedule
+    steps = max(1, schedule.num_epochs * sequences // schedule.global_batch_size)
+    return replace(schedule, max_steps=min(schedule.max_steps, steps))
 
 
 class GlobalOrder:

@@ -66,7 +66,7 @@ class Loop:
     """How many steps were done when the validation loss was last measured, and the loss."""
 
     def __post_init__(self) -> None:
-        self.schedule = self.recipe.step_scheduler
+        self.schedule = self.trainer.schedule
         if self.recipe.checkpoint.keep_best and not len(self.trainer.data.validation):
             raise UsageError(
                 "checkpoint.keep_best: needs a validation loss, but no data is held out; set "

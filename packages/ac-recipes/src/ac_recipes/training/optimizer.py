@@ -24,7 +24,7 @@ def learning_rate(step: int, max_steps: int, peak: float, config: LRSchedulerCon
 
     A function of the step and not a scheduler with a state: a resumed run has the right rate without restoring it.
     """
-    warmup = config.lr_warmup_steps
+    warmup = config.lr_warmup_steps if config.lr_warmup_steps != "auto" else min(1000, max_steps // 10)
     if step < warmup:
         return peak * (step + 1) / warmup
     if config.lr_decay_style == "constant":

@@ -22,7 +22,7 @@ from ac_recipes.parallel.data import no_gradient_exchange
 from ac_recipes.parallel.gradients import clip_grad_norm
 from ac_recipes.recipe import Recipe
 from ac_recipes.trackers import open_trackers
-from ac_recipes.training.batches import BatchPlan, GlobalOrder
+from ac_recipes.training.batches import BatchPlan, GlobalOrder, limited
 from ac_recipes.training.console import RunConsole
 from ac_recipes.training.faults import Faults
 from ac_recipes.training.freeze import freeze
@@ -123,7 +123,7 @@ def train(
                 console=console,
                 trainer=trainer,
                 saver=saver,
-                log=MetricsLog(run, ranks, console, trackers, recipe.step_scheduler.max_steps),
+                log=MetricsLog(run, ranks, console, trackers, trainer.schedule.max_steps),
                 faults=faults,
             )
             return loop.run()
@@ -149,7 +149,7 @@ class Trainer:
     steps_done: int = 0
 
     def __post_init__(self) -> None:
-        self.schedule = self.recipe.step_scheduler
+        self.schedule = limited(self.recipe.step_scheduler, len(self.data.train))
         self.order = GlobalOrder(len(self.data.train), self.schedule.global_batch_size, self.recipe.rng.seed)
 
     def step(self) -> StepFigures:
