@@ -23,6 +23,11 @@ from ac_recipes.recipe import Recipe
 VERBS = {
     "train": "train a recipe",
     "check": "find every mistake in recipes; runs nothing",
+    "estimate": "predict the memory of a step under each policy; no weights, no GPU",
+    "plan": "find the cheapest checkpointing that fits a memory budget, block by block",
+    "trace": "show what is saved and what is run again, op by op",
+    "verify": "compare a step with checkpointing with one without, bit for bit",
+    "compare": "measure none, full and selective side by side, in a table and an HTML report",
 }
 _OVERRIDES_HELP = "Fields of the recipe are overridden as --section.field VALUE, for instance --optimizer.lr 1e-4."
 

@@ -33,4 +33,5 @@ def build_model(config: ModelConfig, vocab_size: int, seed: int, device: torch.d
     except Exception as error:
         reason = " ".join(str(error).split())
         raise UsageError(f"model.config: transformers cannot build this model: {reason[:400]}") from error
-    return model.to(device).train()
+    # A model of fake tensors is on the CPU, and cannot be moved, not even to where it is.
+    return model.train() if device.type == "cpu" else model.to(device).train()

@@ -1,0 +1,35 @@
+"""The plan for a recipe's budget."""
+
+from dataclasses import replace
+
+import ac_core
+from ac_core import ActivationCheckpointingConfig, ActivationCheckpointingError, Plan
+from ac_recipes.analysis.subject import Device, Kernels, step_settings
+from ac_recipes.errors import RunError
+from ac_recipes.recipe import Recipe
+
+
+def make_plan(
+    recipe: Recipe, config: ActivationCheckpointingConfig, *, device: Device = "cuda", kernels: Kernels = "plain"
+) -> Plan:
+    """The cheapest checkpointing within `config.memory_budget`, for a step of one rank of the recipe.
+
+    Raises:
+        UsageError: the recipe has sizes that cannot be planned for.
+        RunError: nothing fits, and the least that would; or the model cannot be checkpointed.
+    """
+    assert config.memory_budget is not None
+    settings = step_settings(recipe, device=device, kernels=kernels)
+    try:
+        return ac_core.plan(budget=config.memory_budget, scope=config.scope, layers=config.layers, **settings)
+    except ActivationCheckpointingError as error:
+        raise RunError(str(error)) from error
+
+
+def with_plan(
+    recipe: Recipe, config: ActivationCheckpointingConfig, *, device: Device = "cuda", kernels: Kernels = "plain"
+) -> ActivationCheckpointingConfig:
+    """A config that can be applied as it is: where it has a budget and no plan, with the plan. Raises as `make_plan`."""
+    if config.policy != "budget" or config.plan is not None:
+        return config
+    return replace(config, plan=make_plan(recipe, config, device=device, kernels=kernels).blocks)
