@@ -50,6 +50,6 @@ def stated_assumptions(recipe: Recipe, estimates: dict[str, Estimate]) -> list[s
     ranks = distributed.dp_size or 1
     if schedule.global_batch_size > schedule.local_batch_size * ranks:
         said.append(
-            "the step is of one microbatch; with several accumulated, the gradients are there from the second forward on"
+            "the step is of one microbatch; of those accumulated after it, the forward finds the gradients there already"
         )
     return said

@@ -29,7 +29,7 @@ def make_plan(
 def with_plan(
     recipe: Recipe, config: ActivationCheckpointingConfig, *, device: Device = "cuda", kernels: Kernels = "plain"
 ) -> ActivationCheckpointingConfig:
-    """A config that can be applied as it is: where it has a budget and no plan, with the plan. Raises as `make_plan`."""
+    """A config that can be applied as it is: with a plan, where it has a budget and none. Raises as `make_plan`."""
     if config.policy != "budget" or config.plan is not None:
         return config
     return replace(config, plan=make_plan(recipe, config, device=device, kernels=kernels).blocks)

@@ -36,7 +36,7 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
     recipe = load_recipe(options.recipe, overrides)
     own = recipe.distributed.checkpointing
     if options.budget is None and own.memory_budget is None:
-        raise UsageError("--budget: it is not given, and the recipe has no memory_budget; give one, such as 24GiB or 50%")
+        raise UsageError("--budget: neither it nor the recipe's memory_budget is given; give one, such as 24GiB or 50%")
     with progress("plan") as say:
         say("simulating steps without values")
         from ac_recipes.analysis.planning import make_plan

@@ -12,6 +12,7 @@ from ac_recipes.reader import Override
 if TYPE_CHECKING:
     from ac_recipes.analysis.verifying import VerifiedRecipe
 
+_KINDS = ("loss", "gradients", "buffers", "rng")
 _SHOWN = 20
 """Differences that are listed."""
 
@@ -43,7 +44,7 @@ def _show(result: "VerifiedRecipe") -> None:
     print(verification.report)
     print()
     rows = []
-    for kind in ("loss", "gradients", "buffers", "rng"):
+    for kind in _KINDS:
         found = getattr(verification, kind)
         verdict = "equal, bit for bit" if found else f"{len(found.differences)} differ"
         rows.append((kind, str(found.compared), verdict if found.compared else "none there"))
@@ -54,7 +55,7 @@ def _show(result: "VerifiedRecipe") -> None:
     figures = [(n, size(u.saved_bytes), size(u.peak_bytes), flops(u.recompute_flops)) for n, u in sides]
     print_table(columns, figures, numbers=columns[1:])
     print()
-    differences = [d for kind in ("loss", "gradients", "buffers", "rng") for d in getattr(verification, kind).differences]
+    differences = [d for kind in _KINDS for d in getattr(verification, kind).differences]
     for difference in differences[:_SHOWN]:
         print(f"{difference.kind}: {difference}")
     if len(differences) > _SHOWN:
