@@ -50,6 +50,6 @@ def stated_assumptions(recipe: Recipe, estimates: dict[str, Estimate]) -> list[s
     ranks = distributed.dp_size or 1
     if schedule.global_batch_size > schedule.local_batch_size * ranks:
         said.append(
-            "the step is of one microbatch; of those accumulated after it, the forward finds the gradients there already"
+            "the step is of one microbatch; the forward of a second, accumulated one finds the gradients there already"
         )
     return said

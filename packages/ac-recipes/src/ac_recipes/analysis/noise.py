@@ -1,23 +1,28 @@
 """Whether two series of times differ by more than chance."""
 
 from collections.abc import Sequence
-from math import comb
 
 CHANCE = 0.05
 LEAST_ROUNDS = 6
 """With fewer, even rounds that all agree would do so by chance more often."""
 
 RULE = (
-    "A difference in time counts where the rounds agree on which of the two is faster, as often as chance brings about "
-    "at most one time in 20 (sign test over the rounds, each of which runs every policy); otherwise it is within noise."
+    "A difference in time counts where chance would bring about one as consistent at most one time in 20 (Wilcoxon's "
+    "signed-rank test on the differences from none, round by round); otherwise it is within noise."
 )
 
 
 def within_noise(seconds: Sequence[float], reference: Sequence[float]) -> bool:
-    """Whether the times of the same rounds differ no more than by chance: `RULE`, a two-sided sign test.
+    """Whether the times of the same rounds differ no more than by chance, by `RULE`: two-sided and exact.
 
-    Rounds and not spreads are compared, since what else a machine does slows down all policies of a round alike.
+    Rounds are compared, since what else the machine does slows all policies of a round; and by rank, since it may slow
+    one turn by any amount.
     """
-    pairs = [(a, b) for a, b in zip(seconds, reference, strict=True) if a != b]
-    fewer = min(sum(a < b for a, b in pairs), sum(a > b for a, b in pairs))
-    return 2 * sum(comb(len(pairs), k) for k in range(fewer + 1)) / 2 ** len(pairs) > CHANCE
+    differences = sorted((a - b for a, b in zip(seconds, reference, strict=True) if a != b), key=abs)
+    slower = sum(rank for rank, difference in enumerate(differences, start=1) if difference > 0)
+    ways = [1]  # in how many of the ways to choose signs the ranks of the slower rounds have this sum
+    for rank in range(1, len(differences) + 1):
+        longer = [*ways, *[0] * rank]
+        ways = [count + (longer[place - rank] if place >= rank else 0) for place, count in enumerate(longer)]
+    extreme = min(slower, len(ways) - 1 - slower)
+    return 2 * sum(ways[: extreme + 1]) / sum(ways) > CHANCE

@@ -60,7 +60,8 @@ def html_report(name: str, compared: ComparedRecipe, columns: Sequence[str], row
 </table>
 <ul>
 <li>Peak: the most bytes alive at once, with parameters, gradients, optimizer state and batch. Saved: bytes that live
-from forward to backward. Run again: FLOPs of matrix products, convolutions and attention that checkpointing repeats.</li>
+from forward to backward. Run again: FLOPs of matrix products, convolutions and attention that checkpointing
+repeats.</li>
 <li>Time: the median of {len(next(iter(measured.values())).seconds)} rounds. {escape(RULE)}</li>
 <li>Loss: of the same weights, batch and random numbers under every policy.</li>
 </ul>
