@@ -33,9 +33,7 @@ def step_lines(lines: Mapping[str, Points], *, x_title: str, y_title: str) -> st
         parts.append(f'<text x="{x:.1f}" y="{floor_y + 18}" text-anchor="middle">{tick:g}</text>')
     parts.append(f'<text x="{_WIDTH / 2}" y="{floor_y + 38}" text-anchor="middle">{escape(x_title)}</text>')
     middle = (_TOP + floor_y) / 2
-    parts.append(
-        f'<text transform="translate(18 {middle}) rotate(-90)" text-anchor="middle">{escape(y_title)}</text>'
-    )
+    parts.append(f'<text transform="translate(18 {middle}) rotate(-90)" text-anchor="middle">{escape(y_title)}</text>')
     place = float(_LEFT)
     for number, (name, points) in enumerate(lines.items()):
         colour = COLOURS[number % len(COLOURS)]

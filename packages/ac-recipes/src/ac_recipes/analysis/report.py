@@ -36,8 +36,10 @@ def html_report(name: str, compared: ComparedRecipe, columns: Sequence[str], row
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     subject = compared.subject
-    where = torch.cuda.get_device_name(subject.device) if subject.device.type == "cuda" else (
-        f"CPU, {torch.get_num_threads()} threads"
+    where = (
+        torch.cuda.get_device_name(subject.device)
+        if subject.device.type == "cuda"
+        else (f"CPU, {torch.get_num_threads()} threads")
     )
     shape = " x ".join(map(str, subject.batch["labels"].shape))
     data = json.dumps(compared.to_dict()).replace("<", "\\u003c")
