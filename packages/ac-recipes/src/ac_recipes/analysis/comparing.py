@@ -44,11 +44,13 @@ class Measured:
 
 @dataclass(frozen=True)
 class ComparedRecipe:
-    """By policy, `none` first. failed: the policies whose step does not fit this device."""
+    """By policy, `none` first. failed: the policies whose step does not fit this device. compiled: whether the blocks
+    were, under every policy."""
 
     subject: Subject
     measured: dict[str, Measured]
     failed: tuple[str, ...] = ()
+    compiled: bool = False
 
     def loss_difference(self, name: str) -> float | None:
         """Of a policy against none."""
@@ -75,6 +77,7 @@ def compare_policies(
     *,
     budget: str | int | float | None = None,
     rounds: int = 7,
+    compiled: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> ComparedRecipe:
     """Measure the recipe's step under each policy, on one process and the first local batch.
@@ -85,6 +88,8 @@ def compare_policies(
     Args:
         budget: adds the policy `budget`; a recipe with a budget or a plan has it anyway.
         rounds: that are timed.
+        compiled: compile the blocks, under every policy. Saved bytes and FLOPs are then those without it, since what
+            compiled code does cannot be counted op by op.
         say: is told of what begins.
 
     Raises:
@@ -100,7 +105,7 @@ def compare_policies(
     for name, config in configs.items():
         say(f"memory and FLOPs, {name}")
         try:
-            measured[name] = _counted(step, config)
+            measured[name] = _counted(step, config, compiled=compiled)
         except torch.OutOfMemoryError:
             step.drop_gradients()
     seconds: dict[str, list[float]] = {name: [] for name in measured}
@@ -108,19 +113,21 @@ def compare_policies(
         say(f"time, round {number + 1} of {rounds}")
         names = list(measured)
         for name in names if number % 2 == 0 else reversed(names):
-            with applied(subject.model, configs[name]):
+            with applied(subject.model, configs[name], compiled=compiled):
                 step()
                 seconds[name].append(step.timed())
     timed = {name: replace(m, seconds=tuple(seconds[name])) for name, m in measured.items()}
-    return ComparedRecipe(subject, timed, tuple(name for name in configs if name not in measured))
+    return ComparedRecipe(subject, timed, tuple(name for name in configs if name not in measured), compiled)
 
 
-def _counted(step: RepeatableStep, config: ActivationCheckpointingConfig) -> Measured:
+def _counted(step: RepeatableStep, config: ActivationCheckpointingConfig, *, compiled: bool) -> Measured:
     subject = step.subject
-    with refused_as_usage(), applied(subject.model, config):
-        usage = ac_core.measure(subject.model, subject.batch)
-        loss = step()
-        timeline, peak = step.recorded()
+    with refused_as_usage():
+        with applied(subject.model, config):
+            usage = ac_core.measure(subject.model, subject.batch)
+        with applied(subject.model, config, compiled=compiled):
+            loss = step()
+            timeline, peak = step.recorded()
     return Measured(
         peak_bytes=peak,
         saved_bytes=usage.saved_bytes,

@@ -53,7 +53,7 @@ def html_report(name: str, compared: ComparedRecipe, columns: Sequence[str], row
 <body>
 <h1>{escape(name)}: activation checkpointing compared</h1>
 <p>One whole training step (forward, backward, clipping, optimizer) of {escape(type(subject.model).__name__)} on
-{shape} tokens; {escape(where)}; torch {torch.__version__}; not compiled, on any side.</p>
+{shape} tokens; {escape(where)}; torch {torch.__version__}; {compiled_text(compared)}.</p>
 <table>
 <thead><tr>{head}</tr></thead>
 <tbody>
@@ -75,6 +75,13 @@ repeats.</li>
 </body>
 </html>
 """
+
+
+def compiled_text(compared: ComparedRecipe) -> str:
+    """Whether the sides are compiled."""
+    if not compared.compiled:
+        return "not compiled, on any side"
+    return "blocks compiled on every side (saved bytes and FLOPs are those without it)"
 
 
 def _unit(largest: int) -> tuple[int, str]:

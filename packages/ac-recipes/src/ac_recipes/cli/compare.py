@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget", metavar="SIZE", help="also the policy 'budget': 24GiB, 24GB, 0.5 or 50%% of what no policy takes"
     )
     parser.add_argument("--rounds", type=int, default=7, metavar="N", help="rounds of the timing (default: 7)")
+    parser.add_argument("--compile", action="store_true", help="torch.compile the blocks, under every policy")
     parser.add_argument("--report", metavar="FILE", help="the HTML report (default: compare-NAME.html)")
 
 
@@ -44,7 +45,9 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
         from ac_recipes.analysis.report import html_report
 
         budget = None if options.budget is None else parse_budget_argument(options.budget)
-        compared = compare_policies(recipe, budget=budget, rounds=options.rounds, say=say)
+        compared = compare_policies(
+            recipe, budget=budget, rounds=options.rounds, compiled=options.compile, say=say
+        )
     if not compared.measured:
         raise RunError("no policy fits this device; ac-recipes estimate RECIPE tells what each needs")
     rows = [_row(compared, policy) for policy in compared.measured]
@@ -91,10 +94,12 @@ def _row(compared: "ComparedRecipe", policy: str) -> tuple[str, ...]:
 
 def _show(recipe: str, compared: "ComparedRecipe", rows: list[tuple[str, ...]], path: Path) -> None:
     from ac_recipes.analysis.noise import LEAST_ROUNDS, RULE
+    from ac_recipes.analysis.report import compiled_text
 
     shape = " x ".join(map(str, compared.subject.batch["labels"].shape))
     rounds = len(next(iter(compared.measured.values())).seconds)
-    print(f"{recipe}: a whole training step on {shape} tokens, {compared.subject.device.type}, not compiled\n")
+    where = compared.subject.device.type
+    print(f"{recipe}: a whole training step on {shape} tokens, {where}, {compiled_text(compared)}\n")
     print_table(_COLUMNS, rows, numbers=_COLUMNS[1:])
     print(f"\ntime: median of {rounds} rounds. {RULE}")
     if rounds < LEAST_ROUNDS:
