@@ -33,3 +33,20 @@ def with_plan(
     if config.policy != "budget" or config.plan is not None:
         return config
     return replace(config, plan=make_plan(recipe, config, device=device, kernels=kernels).blocks)
+
+
+def planned_recipe(recipe: Recipe, plan: Plan) -> Recipe:
+    """The recipe with policy `budget`, the budget and the plan."""
+    own = recipe.distributed.checkpointing
+    config = replace(own, policy="budget", memory_budget=plan.budget, save=None, plan=plan.blocks)
+    return replace(recipe, distributed=replace(recipe.distributed, activation_checkpointing=config))
+
+
+def recipe_to_train(recipe: Recipe, world_size: int, device: Device) -> Recipe:
+    """A recipe that `world_size` ranks can train: where it has a budget and no plan, with the plan for them. Raises as
+    `make_plan`."""
+    config = recipe.distributed.checkpointing
+    if config.policy != "budget" or config.plan is not None:
+        return recipe
+    sized = replace(recipe, distributed=replace(recipe.distributed, dp_size=world_size))
+    return planned_recipe(recipe, make_plan(sized, config, device=device))

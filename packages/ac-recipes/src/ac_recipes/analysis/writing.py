@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ac_core import ActivationCheckpointingConfig, Plan
+from ac_recipes.analysis.planning import planned_recipe
 from ac_recipes.analysis.yaml_text import set_in_text
 from ac_recipes.errors import RunError
 from ac_recipes.reader import Override, RecipeError, dump, read_recipe, to_plain
@@ -40,13 +41,6 @@ def write_planned(name: str, overrides: Sequence[Override], recipe: Recipe, plan
     except OSError as error:
         raise RunError(f"--write: cannot write {path}: {error.strerror or error}") from error
     return kept
-
-
-def planned_recipe(recipe: Recipe, plan: Plan) -> Recipe:
-    """The recipe with policy `budget`, the budget and the plan."""
-    own = recipe.distributed.checkpointing
-    config = replace(own, policy="budget", memory_budget=plan.budget, save=None, plan=plan.blocks)
-    return replace(recipe, distributed=replace(recipe.distributed, activation_checkpointing=config))
 
 
 def _in_place(source: Path, overrides: Sequence[Override], planned: Recipe) -> str | None:

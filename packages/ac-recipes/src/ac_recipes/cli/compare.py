@@ -61,16 +61,19 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
     else:
         _show(options.recipe, compared, rows, path)
     differing = [policy for policy in compared.measured if compared.loss_difference(policy)]
-    if differing:
+    if differing and not options.compile:  # a compiler is free to round otherwise
         print(
             f"ac-recipes: the loss under {', '.join(differing)} is not that without checkpointing; ac-recipes verify "
             "tells what differs",
             file=sys.stderr,
         )
-    return 1 if differing else 0
+        return 1
+    return 0
 
 
 def _row(compared: "ComparedRecipe", policy: str) -> tuple[str, ...]:
+    from ac_recipes.analysis.noise import LEAST_ROUNDS
+
     measured = compared.measured[policy]
     none = compared.measured.get("none")
     difference = compared.loss_difference(policy)
@@ -78,7 +81,8 @@ def _row(compared: "ComparedRecipe", policy: str) -> tuple[str, ...]:
     if none is None or policy == "none":
         against = ""
     else:
-        noise = ", within noise" if compared.is_within_noise(policy) else ""
+        told = len(measured.seconds) >= LEAST_ROUNDS
+        noise = "" if told and not compared.is_within_noise(policy) else ", within noise" if told else ", too few rounds"
         against = f"{measured.step_seconds / none.step_seconds - 1:+.1%}{noise}"
     return (
         policy,

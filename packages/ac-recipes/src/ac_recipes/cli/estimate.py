@@ -3,11 +3,12 @@
 import argparse
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ac_recipes.cli.show import check_picture, flops, picture_argument, print_table, progress, recipe_argument, size
+from ac_recipes.cli.show import Sizes, check_picture, flops, picture_argument, print_table, progress, recipe_argument
 from ac_recipes.load import load_recipe
 from ac_recipes.reader import Override
+from ac_recipes.recipe import Recipe
 
 if TYPE_CHECKING:
     from ac_core import Estimate
@@ -69,9 +70,11 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
         figures = {name: {field: getattr(e, field) for field in _FIGURES} for name, e in found.items()}
         print(json.dumps({"assumptions": said, "policies": figures, "dominant": found[own].dominant}))
         return 0
-    print(f"{options.recipe}: {_without_policy(found[own].setting)}; predicted, nothing was trained\n")
-    print_table(_COLUMNS, [_row(name, e, own) for name, e in found.items()], numbers=_COLUMNS[1:])
-    print(f"\n{own}, the recipe's policy, is highest in the {found[own].peak_moment}. {found[own].advice}")
+    sizes = Sizes(max(estimate.peak_bytes for estimate in found.values()))
+    print(f"{options.recipe}: predicted for {step_text(recipe, options.device, options.kernels)}")
+    print(f"one rank, in {sizes.unit}\n")
+    print_table(_COLUMNS, [_row(name, e, own, sizes) for name, e in found.items()], numbers=_COLUMNS[1:])
+    print(f"\n* {own} is the recipe's policy. It is highest in the {found[own].peak_moment}. {found[own].advice}")
     print("\nassumed:")
     for assumption in said:
         print(f"  {assumption}")
@@ -80,12 +83,19 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
     return 0
 
 
-def _row(name: str, found: "Estimate", own: str) -> tuple[Any, ...]:
-    bytes_of = [size(getattr(found, field)) for field in _FIGURES[:-1]]
+def _row(name: str, found: "Estimate", own: str, sizes: Sizes) -> tuple[str, ...]:
+    bytes_of = [sizes(getattr(found, field)) for field in _FIGURES[:-1]]
     useful = found.forward_flops + found.backward_flops
     share = f" ({found.recompute_flops / useful:.1%})" if found.recompute_flops else ""
     return (f"{name} *" if name == own else name, *bytes_of, flops(found.recompute_flops) + share)
 
 
-def _without_policy(setting: str) -> str:
-    return setting.partition(", ")[2]
+def step_text(recipe: Recipe, device: str, kernels: str) -> str:
+    """The step that is predicted, in a line."""
+    distributed, ranks = recipe.distributed, recipe.distributed.dp_size or 1
+    strategy = f"{distributed.strategy} over {ranks} ranks" if ranks > 1 else "one process"
+    local = min(recipe.step_scheduler.local_batch_size, recipe.step_scheduler.global_batch_size // ranks)
+    return (
+        f"{local} x {recipe.dataset.sequence_length} tokens a rank, {recipe.model.dtype}, {strategy}, "
+        f"{recipe.loss_fn.kind} loss, {recipe.optimizer.name}, {device} with {kernels} kernels"
+    )

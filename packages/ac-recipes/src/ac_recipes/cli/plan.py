@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ac_recipes.cli.estimate import device_arguments
+from ac_recipes.cli.estimate import device_arguments, step_text
 from ac_recipes.cli.show import check_folder, check_picture, picture_argument, progress, recipe_argument
 from ac_recipes.errors import UsageError
 from ac_recipes.load import load_recipe
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
         print(json.dumps({key: plain[key] for key in _KEYS}))
         return 0
     print(f"{plan}\n")
-    print(f"predicted for device {options.device} and {options.kernels} kernels; ac-recipes compare measures it")
+    print(f"predicted for {step_text(recipe, options.device, options.kernels)}; ac-recipes compare measures it")
     for note in notes:
         print(note)
     return 0

@@ -41,6 +41,18 @@ def size(count: float) -> str:
     return f"{count / 2**30:.2f} GiB ({count / 1e9:.2f} GB)"
 
 
+class Sizes:
+    """Bytes of one table, in one unit: GiB with GB beside it, or MiB with MB where the largest is below a GiB."""
+
+    def __init__(self, largest: int) -> None:
+        small = largest < 2**30
+        self._binary, self._decimal = (2**20, 10**6) if small else (2**30, 10**9)
+        self.unit = "MiB (MB)" if small else "GiB (GB)"
+
+    def __call__(self, count: float) -> str:
+        return f"{count / self._binary:.2f} ({count / self._decimal:.2f})"
+
+
 def flops(count: float) -> str:
     """FLOPs in the unit that leaves at least 1."""
     for name, unit in (("T", 1e12), ("G", 1e9), ("M", 1e6)):

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from ac_recipes.analysis.planning import recipe_to_train
 from ac_recipes.errors import RunError, UsageError
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.batches import BatchPlan, GlobalOrder
@@ -75,6 +76,7 @@ def train(recipe: Recipe, name: str, *, resume: Path | None = None, to_stderr: b
     with joined_ranks() as ranks:
         console = RunConsole(silent=not ranks.is_first, to_stderr=to_stderr)
         plan = preflight(recipe, ranks.world_size)
+        recipe = recipe_to_train(recipe, ranks.world_size, ranks.device.type)
         run = open_run(recipe, name, resume, ranks, console)
         tokenizer, sequences = prepare_text(recipe, run, ranks, trained=resume is not None)
         model = build_model(recipe.model, tokenizer.get_vocab_size(), recipe.rng.seed, ranks.device)
