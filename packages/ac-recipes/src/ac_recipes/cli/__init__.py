@@ -25,6 +25,11 @@ from ac_recipes.recipe import Recipe
 VERBS = {
     "train": "train a recipe",
     "check": "find every mistake in recipes; runs nothing",
+    "estimate": "predict the memory of a step under each policy; no weights, no GPU",
+    "plan": "find the cheapest checkpointing that fits a memory budget, block by block",
+    "trace": "show what is saved and what is run again, op by op",
+    "verify": "compare a step with checkpointing with one without, bit for bit",
+    "compare": "measure none, full and selective side by side, in a table and an HTML report",
     "import": "print a recipe of NeMo AutoModel as one of ac-recipes, or say what stands against it",
     "doctor": "say what works on this machine, and the command that mends each gap",
     "schema": "print the JSON Schema of a recipe, for editors",

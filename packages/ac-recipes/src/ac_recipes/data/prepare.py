@@ -76,22 +76,46 @@ def prepare(recipe: "Recipe", run: "RunFolder", ranks: "Ranks", *, resumed: bool
         UsageError: the data or the tokenizer cannot be had, or does not fit the recipe; or a resumed run was trained on
             other data, or its tokenizer is damaged.
     """
-    source = read_source(recipe.dataset)
-    held_out = None
-    if recipe.validation_dataset is not None:
-        held_out = read_source(recipe.validation_dataset, "validation_dataset")
+    source, held_out = _sources(recipe)
     fingerprint = fingerprint_of(source if held_out is None else [*source, *held_out])
     if not resumed and ranks.is_first:
-        special_tokens = SPECIAL_TOKENS if isinstance(source, Digits) else ()
-        tokenizer = pretrained_tokenizer(recipe) or train_tokenizer(
-            _texts_of(source), recipe.tokenizer.vocab_size, special_tokens
-        )
-        save_tokenizer(with_template(tokenizer, recipe.tokenizer.chat_template), run.path)
+        save_tokenizer(_make_tokenizer(recipe, source), run.path)
         run.fingerprint.write_text(fingerprint)
     ranks.wait()
     if not run.fingerprint.is_file() or run.fingerprint.read_text() != fingerprint:
         raise UsageError(f"--resume: the data that the recipe names is not the data that {run.path} was trained on")
-    tokenizer = read_tokenizer(run.path)
+    return _prepared(recipe, source, held_out, read_tokenizer(run.path), fingerprint)
+
+
+def prepare_here(recipe: "Recipe") -> Prepared:
+    """The same for this process alone, without a run folder. Raises as `prepare`."""
+    source, held_out = _sources(recipe)
+    fingerprint = fingerprint_of(source if held_out is None else [*source, *held_out])
+    return _prepared(recipe, source, held_out, _make_tokenizer(recipe, source), fingerprint)
+
+
+def _sources(recipe: "Recipe") -> tuple[Source, Source | None]:
+    source = read_source(recipe.dataset)
+    if recipe.validation_dataset is None:
+        return source, None
+    return source, read_source(recipe.validation_dataset, "validation_dataset")
+
+
+def _make_tokenizer(recipe: "Recipe", source: Source) -> PreTrainedTokenizerBase:
+    special_tokens = SPECIAL_TOKENS if isinstance(source, Digits) else ()
+    tokenizer = pretrained_tokenizer(recipe) or train_tokenizer(
+        _texts_of(source), recipe.tokenizer.vocab_size, special_tokens
+    )
+    return with_template(tokenizer, recipe.tokenizer.chat_template)
+
+
+def _prepared(
+    recipe: "Recipe",
+    source: Source,
+    held_out: Source | None,
+    tokenizer: PreTrainedTokenizerBase,
+    fingerprint: str,
+) -> Prepared:
     if isinstance(source, Digits):
         return _conversations(source, recipe, tokenizer, fingerprint)
     examples, notes = _tokenize(source, recipe.dataset, tokenizer, recipe.loss_fn.ignore_index)

@@ -12,10 +12,32 @@ from transformers import (
     PreTrainedModel,
 )
 
+from ac_recipes.data.packing import check_packing
+from ac_recipes.data.prepare import Prepared
 from ac_recipes.errors import UsageError
-from ac_recipes.model_config import with_vocabulary
+from ac_recipes.lora import add_lora
+from ac_recipes.model_config import check_positions, with_vocabulary
 from ac_recipes.pretrained import load_model
-from ac_recipes.recipe import ModelConfig
+from ac_recipes.recipe import ModelConfig, Recipe
+from ac_recipes.training.console import Row
+from ac_recipes.training.freeze import freeze
+
+
+def trainable_model(recipe: Recipe, data: Prepared, device: torch.device) -> tuple[PreTrainedModel, list[Row]]:
+    """The model of a recipe for its data, with the parts frozen and the adapters added that the recipe says, and what
+    to show of it.
+
+    Raises:
+        UsageError: the model cannot be built, or does not fit the recipe.
+    """
+    model = build_model(recipe.model, len(data.tokenizer), recipe.rng.seed, device, data.model_fields)
+    check_positions(recipe, model.config)
+    if recipe.packed_sequence.packed_sequence_size:
+        check_packing(model)
+    frozen = freeze(model, recipe.freeze_config)
+    if recipe.peft is not None:
+        add_lora(model, recipe.peft, recipe.rng.seed)
+    return model, frozen
 
 
 def build_model(
@@ -46,7 +68,8 @@ def build_model(
     except Exception as error:
         reason = " ".join(str(error).split())
         raise UsageError(f"model.config: transformers cannot build this model: {reason[:400]}") from error
-    return model.to(device).train()
+    # A model of fake tensors is on the CPU, and cannot be moved, not even to where it is.
+    return model.train() if device.type == "cpu" else model.to(device).train()
 
 
 def _pretrained(config: ModelConfig, name: str, vocab_size: int) -> PreTrainedModel:

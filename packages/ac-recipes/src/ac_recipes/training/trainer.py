@@ -13,11 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ac_recipes.data.packing import check_packing
+from ac_recipes.analysis.planning import recipe_to_train
 from ac_recipes.data.prepare import Prepared, prepare
 from ac_recipes.invocation import Invocation
-from ac_recipes.lora import add_lora
-from ac_recipes.model_config import check_positions
 from ac_recipes.parallel.data import no_gradient_exchange
 from ac_recipes.parallel.gradients import clip_grad_norm
 from ac_recipes.recipe import Recipe
@@ -25,12 +23,11 @@ from ac_recipes.trackers import open_trackers
 from ac_recipes.training.batches import BatchPlan, GlobalOrder, limited
 from ac_recipes.training.console import RunConsole
 from ac_recipes.training.faults import Faults
-from ac_recipes.training.freeze import freeze
 from ac_recipes.training.loop import Loop, Result
 from ac_recipes.training.loss import HeadLoss, attach_loss
 from ac_recipes.training.memory import PeakMemory
 from ac_recipes.training.metrics import MetricsLog, StepFigures
-from ac_recipes.training.model import build_model
+from ac_recipes.training.model import trainable_model
 from ac_recipes.training.optimizer import build_optimizer, learning_rate, set_learning_rate
 from ac_recipes.training.preflight import preflight, setup_of
 from ac_recipes.training.provenance import session
@@ -65,20 +62,13 @@ def train(
     with joined_ranks() as ranks:
         console = RunConsole(silent=not ranks.is_first, to_stderr=to_stderr)
         plan = preflight(recipe, ranks.world_size)
+        recipe = recipe_to_train(recipe, ranks.world_size, ranks.device.type)
         run = open_run(recipe, name, resume, ranks, console)
         faults = Faults(run, invocation, ranks)
         with ExitStack() as stack:
             stack.enter_context(faults.explained())
             data = prepare(recipe, run, ranks, resumed=resume is not None)
-            model = build_model(
-                recipe.model, len(data.tokenizer), recipe.rng.seed, ranks.device, data.model_fields
-            )
-            frozen = freeze(model, recipe.freeze_config)
-            check_positions(recipe, model.config)
-            if recipe.packed_sequence.packed_sequence_size:
-                check_packing(model)
-            if recipe.peft is not None:
-                add_lora(model, recipe.peft, recipe.rng.seed)
+            model, frozen = trainable_model(recipe, data, ranks.device)
             head_loss = attach_loss(model, recipe.loss_fn)
             parallel = setup_of(recipe).apply(model, ranks)
             model = parallel.model

@@ -1,0 +1,56 @@
+"""What a recipe will need under each policy, without weights and without a GPU."""
+
+from collections.abc import Callable
+
+import ac_core
+from ac_core import Estimate
+from ac_recipes.analysis.planning import with_plan
+from ac_recipes.analysis.policies import policies
+from ac_recipes.analysis.subject import Device, Kernels, refused_as_usage, step_settings
+from ac_recipes.recipe import Recipe
+
+
+def estimate_policies(
+    recipe: Recipe,
+    *,
+    budget: str | int | float | None = None,
+    device: Device = "cuda",
+    kernels: Kernels = "plain",
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Estimate]:
+    """One estimate a policy, by name: of a step of one rank.
+
+    Args:
+        budget: adds the policy `budget`, with the plan for it.
+        device: whose kernels and optimizer are assumed. kernels: as for `ac_core.estimate`.
+        say: is told of each policy before it is estimated.
+
+    Raises:
+        UsageError: the recipe cannot be estimated, or its checkpointing not be applied.
+        RunError: no plan is within the budget.
+    """
+    settings = step_settings(recipe, device=device, kernels=kernels)
+    found = {}
+    for name, config in policies(recipe, budget).items():
+        say(name)
+        with refused_as_usage():
+            planned = with_plan(recipe, config, device=device, kernels=kernels)
+            found[name] = ac_core.estimate(policy=planned, **settings)
+    return found
+
+
+def stated_assumptions(recipe: Recipe, estimates: dict[str, Estimate]) -> list[str]:
+    """What was taken for granted in all of them."""
+    said = list(next(iter(estimates.values())).assumptions)
+    distributed, schedule = recipe.distributed, recipe.step_scheduler
+    config = recipe.model.config
+    if config is not None and "vocab_size" not in (config.get("text_config") or config):
+        said.append(f"the vocabulary has the {recipe.tokenizer.vocab_size} entries that the tokenizer is asked for")
+    if distributed.dp_size is None:
+        said.append("one rank; for more, give --distributed.dp_size")
+    ranks = distributed.dp_size or 1
+    if schedule.global_batch_size > schedule.local_batch_size * ranks:
+        said.append(
+            "the step is of one microbatch; the forward of a second, accumulated one finds the gradients there already"
+        )
+    return said

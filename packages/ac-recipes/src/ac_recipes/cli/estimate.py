@@ -1,0 +1,101 @@
+"""`ac-recipes estimate RECIPE`: what a step will need under each policy, without weights and without a GPU."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ac_recipes.cli.show import Sizes, check_picture, flops, picture_argument, print_table, progress, recipe_argument
+from ac_recipes.load import load_recipe
+from ac_recipes.reader import Override
+from ac_recipes.recipe import Recipe
+
+if TYPE_CHECKING:
+    from ac_core import Estimate
+
+_FIGURES = (
+    "peak_bytes",
+    "parameter_bytes",
+    "gradient_bytes",
+    "optimizer_bytes",
+    "activation_bytes",
+    "loss_bytes",
+    "recompute_flops",
+)
+_COLUMNS = ("policy", "peak", "parameters", "gradients", "optimizer", "activations", "head and loss", "run again")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of this verb."""
+    recipe_argument(parser)
+    device_arguments(parser)
+    parser.add_argument(
+        "--budget", metavar="SIZE", help="also the policy 'budget': 24GiB, 24GB, 0.5 or 50%% of what no policy takes"
+    )
+    picture_argument(parser, "the memory of a step over time, under the recipe's own policy")
+
+
+def device_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is assumed of the machine that will train."""
+    parser.add_argument(
+        "--kernels",
+        choices=("plain", "fused"),
+        default="plain",
+        help="plain (default): each operation by itself; fused: norms and gated activations in one kernel each",
+    )
+    parser.add_argument(
+        "--device",
+        choices=("cuda", "cpu"),
+        default="cuda",
+        help="whose kernels and optimizer are assumed (default: cuda); none of them has to be here",
+    )
+
+
+def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: list[str]) -> int:
+    """Estimate every policy."""
+    check_picture(options.picture)
+    recipe = load_recipe(options.recipe, overrides)
+    own = str(recipe.distributed.checkpointing.policy)
+    with progress("estimate", total=3) as say:
+        say("loading torch")
+        from ac_recipes.analysis.estimating import estimate_policies, stated_assumptions
+        from ac_recipes.analysis.policies import parse_budget_argument
+
+        budget = None if options.budget is None else parse_budget_argument(options.budget)
+        found = estimate_policies(recipe, budget=budget, device=options.device, kernels=options.kernels, say=say)
+    said = stated_assumptions(recipe, found)
+    if options.picture:
+        found[own].save_timeline(options.picture)
+    if options.json:
+        figures = {name: {field: getattr(e, field) for field in _FIGURES} for name, e in found.items()}
+        print(json.dumps({"assumptions": said, "policies": figures, "dominant": found[own].dominant}))
+        return 0
+    sizes = Sizes(max(estimate.peak_bytes for estimate in found.values()))
+    print(f"{options.recipe}: predicted for {step_text(recipe, options.device, options.kernels)}")
+    print(f"one rank, in {sizes.unit}\n")
+    print_table(_COLUMNS, [_row(name, e, own, sizes) for name, e in found.items()], numbers=_COLUMNS[1:])
+    print(f"\n* {own} is the recipe's policy. It is highest in the {found[own].peak_moment}. {found[own].advice}")
+    print("\nassumed:")
+    for assumption in said:
+        print(f"  {assumption}")
+    if options.picture:
+        print(f"\npicture: {options.picture}")
+    return 0
+
+
+def _row(name: str, found: "Estimate", own: str, sizes: Sizes) -> tuple[str, ...]:
+    bytes_of = [sizes(getattr(found, field)) for field in _FIGURES[:-1]]
+    useful = found.forward_flops + found.backward_flops
+    share = f" ({found.recompute_flops / useful:.1%})" if found.recompute_flops else ""
+    return (f"{name} *" if name == own else name, *bytes_of, flops(found.recompute_flops) + share)
+
+
+def step_text(recipe: Recipe, device: str, kernels: str) -> str:
+    """The step that is predicted, in a line."""
+    distributed, ranks = recipe.distributed, recipe.distributed.dp_size or 1
+    strategy = f"{distributed.strategy} over {ranks} ranks" if ranks > 1 else "one process"
+    local = min(recipe.step_scheduler.local_batch_size, recipe.step_scheduler.global_batch_size // ranks)
+    return (
+        f"{local} x {recipe.dataset.sequence_length} tokens a rank, {recipe.model.dtype}, {strategy}, "
+        f"{recipe.loss_fn.kind} loss, {recipe.optimizer.name}, {device} with {kernels} kernels"
+    )

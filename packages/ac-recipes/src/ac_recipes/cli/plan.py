@@ -1,0 +1,64 @@
+"""`ac-recipes plan RECIPE --budget SIZE`: the cheapest checkpointing that fits, block by block."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from ac_recipes.cli.estimate import device_arguments, step_text
+from ac_recipes.cli.show import check_folder, check_picture, picture_argument, progress, recipe_argument
+from ac_recipes.errors import UsageError
+from ac_recipes.load import load_recipe
+from ac_recipes.reader import Override
+
+_KEYS = ("budget_bytes", "peak_bytes", "recompute_flops", "blocks")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of this verb."""
+    recipe_argument(parser)
+    parser.add_argument(
+        "--budget",
+        metavar="SIZE",
+        help="of a step at its peak: 24GiB, 24GB, bytes, 0.5 or 50%% of what it takes without checkpointing, or "
+        "'device'; without it, the recipe's memory_budget",
+    )
+    device_arguments(parser)
+    parser.add_argument("--write", metavar="FILE", help="save the recipe with the plan in it; its comments are kept")
+    picture_argument(parser, "memory against recompute, the plan and the fixed policies in it")
+
+
+def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: list[str]) -> int:
+    """Plan; 1 if nothing fits."""
+    check_picture(options.picture)
+    if options.write:
+        check_folder("--write", options.write)
+    recipe = load_recipe(options.recipe, overrides)
+    own = recipe.distributed.checkpointing
+    if options.budget is None and own.memory_budget is None:
+        raise UsageError("--budget: neither it nor the recipe's memory_budget is given; give one, such as 24GiB or 50%")
+    with progress("plan") as say:
+        say("simulating steps without values")
+        from ac_recipes.analysis.planning import make_plan
+        from ac_recipes.analysis.policies import budget_policy, parse_budget_argument
+
+        asked = own if options.budget is None else budget_policy(own, parse_budget_argument(options.budget))
+        plan = make_plan(recipe, asked, device=options.device, kernels=options.kernels)
+    notes = []
+    if options.write:
+        from ac_recipes.analysis.writing import write_planned
+
+        kept = write_planned(options.recipe, overrides, recipe, plan, Path(options.write))
+        notes.append(f"recipe: {options.write}" + ("" if kept else " (every setting written out, without comments)"))
+    if options.picture:
+        plan.save_picture(options.picture)
+        notes.append(f"picture: {options.picture}")
+    if options.json:
+        plain = plan.to_dict()
+        print(json.dumps({key: plain[key] for key in _KEYS}))
+        return 0
+    print(f"{plan}\n")
+    print(f"predicted for {step_text(recipe, options.device, options.kernels)}; ac-recipes compare measures it")
+    for note in notes:
+        print(note)
+    return 0

@@ -1,0 +1,48 @@
+"""`ac-recipes trace RECIPE`: what is saved and what is run again, op by op."""
+
+import argparse
+import json
+from collections.abc import Sequence
+
+from ac_recipes.cli.show import flops, print_table, progress, recipe_argument, size
+from ac_recipes.load import load_recipe
+from ac_recipes.reader import Override
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of this verb."""
+    recipe_argument(parser)
+    parser.add_argument(
+        "--all", action="store_true", help="every call in every block; without it, one row for blocks that are alike"
+    )
+
+
+def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: list[str]) -> int:
+    """Trace one step."""
+    recipe = load_recipe(options.recipe, overrides)
+    with progress("trace") as say:
+        say("two steps of the model, the second watched")
+        from ac_recipes.analysis.tracing import OpRow, summary, trace_recipe
+
+        trace = trace_recipe(recipe)
+    if options.json:
+        print(json.dumps(trace.to_dict()))
+        return 0
+
+    def cells(row: OpRow) -> tuple[str, ...]:
+        shape = "x".join(map(str, row.shape))
+        counted = flops(row.flops) if row.flops else ""
+        return (row.decision, row.blocks, row.layer, row.op, str(row.calls), shape, size(row.nbytes), counted)
+
+    rows = [row for traced in trace.ops for row in summary([traced])] if options.all else summary(trace.ops)
+    columns = ("decision", "block", "layer", "op", "calls", "output", "bytes", "FLOPs")
+    print_table(columns, [cells(row) for row in rows], numbers=("calls", "bytes", "FLOPs"))
+    print("\neach op, over all layers:")
+    print(trace)
+    saved = [traced for traced in trace.ops if traced.decision == "SAVE"]
+    again = [traced for traced in trace.ops if traced.decision != "SAVE" and traced.needed]
+    print(
+        f"\n{len(saved)} of {len(trace.ops)} calls saved; {flops(sum(traced.flops for traced in again))} of "
+        f"{flops(sum(traced.flops for traced in trace.ops))} of the blocks' forward run again"
+    )
+    return 0
