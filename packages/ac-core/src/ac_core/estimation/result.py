@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ac_core.estimation.advice import advice
-from ac_core.estimation.assumptions import Setting, assumptions
+from ac_core.estimation.assumptions import LINK, Setting, assumptions
 from ac_core.estimation.categories import (
     ACTIVATIONS,
     COMMUNICATION,
@@ -30,7 +30,8 @@ class Estimate:
     parameter_bytes, gradient_bytes, optimizer_bytes: of this rank's share, buffers of the model counted as parameters.
     activation_bytes: that the forward keeps for the backward, besides head and loss. loss_bytes: the most that head and
     loss have at once. communication_bytes: the most that gathered parameters and buckets have at once. host_bytes: put
-    into host memory. at_peak: bytes of each category at the peak, which add up to it. activations: `{block: {family of
+    into host memory by offloading, in none of the others. link_seconds: for which these keep the link to the host busy,
+    out and back. at_peak: bytes of each category at the peak, which add up to it. activations: `{block: {family of
     operations: bytes kept for the backward}}`, `""` for what is in no block. recompute_flops: what checkpointing adds
     to forward_flops and backward_flops. timeline: for each stretch of the step, its name and the most bytes in it.
     dominant: the largest tensor of the category that takes most at the peak. advice: a sentence on what dominates and
@@ -46,6 +47,7 @@ class Estimate:
     loss_bytes: int
     communication_bytes: int
     host_bytes: int
+    link_seconds: float
     forward_flops: int
     backward_flops: int
     recompute_flops: int
@@ -79,6 +81,9 @@ class Estimate:
         useful = self.forward_flops + self.backward_flops
         share = f", {self.recompute_flops / useful:.1%} of the rest" if useful else ""
         lines.append(f"  peak in {self.peak_moment}; recompute {self.recompute_flops / 1e12:.3g} TFLOP{share}")
+        if self.host_bytes:
+            size = both_units(self.host_bytes, small=self.host_bytes < GIB)
+            lines.append(f"  in host memory {size}; {self.link_seconds * 1e3:.3g} ms out and back")
         lines.append(f"  {self.advice}")
         lines += ["  assumed:", *(f"    {said}" for said in self.assumptions)]
         return "\n".join(lines)
@@ -99,7 +104,10 @@ def read_estimate(simulation: Simulation, setting: Setting) -> Estimate:
     kept = kept_by_block(log, category, log.alive(simulation.end_entry))
     dominant, sentence = advice(simulation, setting, category, share)
     said = assumptions(
-        setting, uniform_routing=simulation.assumed_uniform_routing, experts=simulation.experts > 0
+        setting,
+        uniform_routing=simulation.assumed_uniform_routing,
+        experts=simulation.experts > 0,
+        host=simulation.host > 0,
     )
     return Estimate(
         peak_bytes=simulation.peak,
@@ -110,7 +118,8 @@ def read_estimate(simulation: Simulation, setting: Setting) -> Estimate:
         activation_bytes=sum(sum(families.values()) for families in kept.values()),
         loss_bytes=share.most[LOSS],
         communication_bytes=share.most[COMMUNICATION],
-        host_bytes=0,
+        host_bytes=simulation.host,
+        link_seconds=2 * simulation.host / LINK,
         forward_flops=simulation.forward_flops,
         backward_flops=simulation.backward_flops,
         recompute_flops=simulation.recompute_flops,

@@ -24,12 +24,13 @@ _NOTHING = [Option("", 0, 0, 0.0)]
 @dataclass(frozen=True)
 class Figures:
     """What an option of a block takes. kept, working: bytes, as in NOTE [ Peak of a plan ]. flops: run again.
-    rewritten: bytes of the tensors made again."""
+    rewritten: bytes of the tensors made again, or copied. host: bytes in host memory."""
 
     kept: int
     working: int
     flops: int
     rewritten: int
+    host: int = 0
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from ac_core.apply import apply_activation_checkpointing
-from ac_core.choice import Option, selected_blocks
+from ac_core.choice import OFFLOAD, Option, selected_blocks, with_offload
 from ac_core.config import ActivationCheckpointingConfig
 from ac_core.discovery.blocks import BlockChoice, find_blocks
 from ac_core.estimation.simulate import Simulation
@@ -105,7 +105,22 @@ def measured(bench: Bench) -> tuple[Course, Simulation]:
         simulated = bench.run(given, "full")
         _read(course, simulated, given)
         todo = [wanted[len(places) :] for places, wanted in zip(typical, todo, strict=True)]
+    if bench.config.offload == "cpu":
+        moved = {use.name: use.host for use in bench.run({}, OFFLOAD).blocks}
+        for names, figures in zip(typical, by_class, strict=True):
+            figures |= {with_offload(o): _offloaded(f, moved[names[0]]) for o, f in figures.items() if o != "none"}
     return course, plain
+
+
+def _offloaded(figures: Figures, host: int) -> Figures:
+    """The same option with the inputs, of `host` bytes, in host memory.
+
+    While the block's backward runs they are back, and so are those of the block before it, which are as large: NOTE
+    [ Boundary tensors on the host ]. The copies overlap with computation; what they cost is the device's memory traffic.
+    """
+    return Figures(
+        max(0, figures.kept - host), figures.working + host, figures.flops, figures.rewritten + 2 * host, host
+    )
 
 
 def _read(course: Course, simulated: Simulation, given: Mapping[str, Option]) -> None:

@@ -31,7 +31,7 @@ class Plan:
     budget: as asked. budget_bytes: what that is here.
     peak_bytes: the most that a training step has in memory under the plan, as simulated: parameters, gradients and
         optimizer state included. peak_moment: when that is.
-    saved_bytes: of that, what the forward leaves for the backward, loss included.
+    saved_bytes: of that, what the forward leaves for the backward, loss included. host_bytes: in host memory besides.
     recompute_flops: run again in a step; forward_flops: of its forward, to compare with.
     none_peak_bytes: the peak of a step without checkpointing.
     curve: the choices of which none has another that is cheaper at no higher peak, from the cheapest to the smallest.
@@ -46,6 +46,7 @@ class Plan:
     peak_bytes: int
     peak_moment: str
     saved_bytes: int
+    host_bytes: int
     recompute_flops: int
     forward_flops: int
     none_peak_bytes: int
@@ -87,8 +88,9 @@ class Plan:
 
     def __str__(self) -> str:
         more = f", {self.recompute_flops / self.forward_flops:.1%} of the forward" if self.forward_flops else ""
+        host = f", on the host {size_text(self.host_bytes)}" if self.host_bytes else ""
         head = (
-            f"plan for {size_text(self.budget_bytes)}: peak {size_text(self.peak_bytes)} ({self.peak_moment}), without "
+            f"plan for {size_text(self.budget_bytes)}: peak {size_text(self.peak_bytes)} ({self.peak_moment}){host}, without "
             f"checkpointing {size_text(self.none_peak_bytes)}; run again {self.recompute_flops:,} FLOPs a step{more}"
         )
         rows = [("blocks", "count", "what", "keeps each", "FLOPs again each")]
