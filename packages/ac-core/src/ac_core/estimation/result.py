@@ -1,6 +1,7 @@
 """What `estimate` returns."""
 
 from dataclasses import asdict, dataclass, field
+from os import PathLike
 from typing import Any
 
 from ac_core.estimation.advice import advice
@@ -18,6 +19,7 @@ from ac_core.estimation.categories import (
     shares,
 )
 from ac_core.estimation.reading import BlockUse, Simulation
+from ac_core.pictures import Chart, Mark, save_chart
 
 GIB, GB = 2**30, 10**9
 
@@ -63,6 +65,34 @@ class Estimate:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return asdict(self) | {"assumptions": list(self.assumptions), "timeline": [list(row) for row in self.timeline]}
+
+    def save_timeline(self, path: str | PathLike[str]) -> None:
+        """Draw `timeline`, the most memory in each stretch of the step, with the peak marked on it.
+
+        Args:
+            path: of the file, `.png` (which needs matplotlib: `ac-core[pictures]`), `.html` or `.svg`.
+
+        Raises:
+            ValueError: the path has another suffix.
+            ImportError: matplotlib is not installed.
+            OSError: the file cannot be written.
+        """
+        names, sizes = [name for name, _ in self.timeline], [size / GIB for _, size in self.timeline]
+        highest = max(range(len(sizes)), key=sizes.__getitem__)
+        phases = [name.split()[0] for name in names]
+        starts = [(float(phases.index(phase)), phase) for phase in dict.fromkeys(phases)]
+        chart = Chart(
+            title=f"Memory over a step: {self.setting}",
+            x_label="stretches of the step, one after the other",
+            y_label="most memory, GiB",
+            x=list(range(len(sizes))),
+            y=sizes,
+            names=names,
+            marks=[Mark(highest, sizes[highest], f"{self.peak_moment}: {both_units(self.peak_bytes)}", chosen=True)],
+            stairs=True,
+            ticks=starts,
+        )
+        save_chart(chart, path)
 
     def __str__(self) -> str:
         rows = [

@@ -18,7 +18,7 @@ from ac_core.estimation.strategies import Strategy
 from ac_core.planning.budget import Budget, parse_budget, size_text
 from ac_core.planning.course import Course
 from ac_core.planning.measuring import Bench, Step, measured
-from ac_core.planning.result import Plan, Point
+from ac_core.planning.result import FixedPolicy, Plan, Point
 from ac_core.proof.step import Loss
 
 _CORRECTIONS = 6
@@ -164,6 +164,7 @@ def fit(budget: str | int | float, bench: Bench, course: Course, plain: Simulati
         forward_flops=simulated.forward_flops,
         none_peak_bytes=plain.peak,
         curve=tuple(Point(peak, *course.totals(choice)) for peak, choice in course.curve(_POINTS)),
+        fixed={name: FixedPolicy(each.peak, each.flops) for name, each in course.fixed.items()},
         per_block={name: (figures.kept, figures.flops) for name, figures in shares.items()},
         config=bench.config,
     )
