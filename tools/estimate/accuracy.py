@@ -66,11 +66,7 @@ CASES = [
     Case("Llama", "none", strategy="fsdp2"),
     Case("Llama", "full", "fused", strategy="fsdp2"),
     *(Case("Qwen3", policy, loss) for policy, loss in (("none", "plain"), ("full", "fused"), ("selective", "fused"))),
-    *(
-        Case(name, policy)
-        for name in list(_MODELS)[2:]
-        for policy in ("none", "full", "selective")
-    ),
+    *(Case(name, policy) for name in list(_MODELS)[2:] for policy in ("none", "full", "selective")),
     *(Case(name, "full", "fused") for name in ("Qwen3-MoE", "LLaVA", "Llama with LoRA")),
     *(Case(name, "budget") for name in ("Llama", "Qwen3-MoE", "LLaVA", "Llama with LoRA")),
     *(Case(name, "budget", "fused") for name in ("Llama", "Qwen3-MoE", "LLaVA")),
@@ -103,7 +99,7 @@ def compare(case: Case, dtype: str) -> Outcome:
     else:
         predicted = ac_core.estimate(model.build, policy=policy, **settings).peak_bytes
     with _ranks(case.strategy) as mesh:
-        build = partial(_built, case, policy, model, number, batch, mesh)
+        build = partial(_built, case, policy, model, number, mesh)
         real = peak_of_step(build, batch, partial(_loss, case), _OPTIMIZERS[case.optimizer])
     return Outcome(case, dtype, predicted, real)
 
@@ -131,9 +127,7 @@ def _ranks(strategy: str) -> Iterator[Any]:
         yield None
 
 
-def _built(
-    case: Case, policy: Any, model: Model, dtype: torch.dtype, batch: dict[str, Tensor], mesh: Any
-) -> nn.Module:
+def _built(case: Case, policy: Any, model: Model, dtype: torch.dtype, mesh: Any) -> nn.Module:
     torch.manual_seed(0)
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -145,7 +139,7 @@ def _built(
         parameter.data = parameter.data.to(dtype)
     if case.loss == "fused":
         head = find_head(built)
-        head.forward = partial(_head_loss, head, batch["labels"])
+        head.forward = partial(_head_loss, head, model.batch["labels"])
     ac_core.apply_activation_checkpointing(built, policy)
     if case.strategy == "fsdp2":
         from torch.distributed.fsdp import fully_shard

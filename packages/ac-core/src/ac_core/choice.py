@@ -24,8 +24,8 @@ _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped
 
 OFFLOAD = "offload"
 Option = str | tuple[str, ...]
-"""What is done with a block: `"none"`, `"full"`, `"selective"`, or the names of what is kept. `"offload"`, alone or among
-such names: what it keeps of its inputs is kept in host memory."""
+"""What is done with a block: `"none"`, `"full"`, `"selective"`, or the names of what is kept. `"offload"`, alone or
+among such names: what it keeps of its inputs is kept in host memory."""
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,11 @@ class _StrategyConfig:
         asked = self.activation_checkpointing
         if isinstance(asked, ActivationCheckpointingConfig):
             return asked
-        return ActivationCheckpointingConfig(policy=asked, scope=self.activation_checkpointing_scope, offload=self.activation_checkpointing_offload)
+        return ActivationCheckpointingConfig(
+            policy=asked,
+            scope=self.activation_checkpointing_scope,
+            offload=self.activation_checkpointing_offload,
+        )
 
 
 def _parts(scope: Scope) -> set[str]:

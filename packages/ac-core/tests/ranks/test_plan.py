@@ -80,7 +80,7 @@ def test_a_mixed_plan(ranks, case):
 def test_every_option_alone_and_mixed(ranks, case):
     for outcome in ranks.run(train_by_each_option, case=case):
         none = outcome.pop("none")
-        assert {name: found.different for name, found in outcome.items()} == dict.fromkeys(outcome, [])
+        assert {name: found.different for name, found in outcome.items()} == {name: [] for name in outcome}
         assert all(found.applied == (2 if name == "mixed" else 3) for name, found in outcome.items())
         assert all(found.collectives == none.collectives for found in outcome.values())
         assert all(found.grown <= 0 for found in outcome.values())

@@ -37,8 +37,8 @@ class Setting:
             ranks += f", experts over {self.ep_size}"
         offload = "" if self.offload == "none" else f" with offload {self.offload}"
         return (
-            f"policy {self.policy}{offload}, strategy {ranks}, loss {self.loss}, optimizer {self.optimizer}, {dtype}, kernels "
-            f"{self.kernels}"
+            f"policy {self.policy}{offload}, strategy {ranks}, loss {self.loss}, optimizer {self.optimizer}, {dtype}, "
+            f"kernels {self.kernels}"
         )
 
 

@@ -94,8 +94,8 @@ class Ledger(LiveBytes):
     """Counts like `LiveBytes`, and keeps the log. Nothing is logged before `start`.
 
     flops: the meter of FLOPs that runs beside it, read at the bounds of the moments. sharded: whether the model is
-    sharded by FSDP2, whose buffers are then told from the rest. hosted: bytes that offloading has copied to the host, by
-    the block that ran.
+    sharded by FSDP2, whose buffers are then told from the rest. hosted: bytes that offloading has copied to the host,
+    by the block that ran.
     """
 
     def __init__(self, flops: Flops) -> None:

@@ -69,6 +69,7 @@ def read_log(
     end: int,
     flops: Flops,
     values: KnownValues,
+    *,
     hosted: Mapping[str | None, int],
 ) -> Simulation:
     """What a step was, from its log.

@@ -107,7 +107,7 @@ def simulate(
             if stepper is not None:
                 stepper.step()
             log = ledger.finish(without=unused)
-    return read_log(log, known, end, flops, known_values, ledger.hosted)
+    return read_log(log, known, end, flops, known_values, hosted=ledger.hosted)
 
 
 @dataclass
@@ -214,5 +214,3 @@ def _watched(blocks: list[Block], ledger: Ledger) -> Iterator[None]:
             for handle in handles:
                 stack.callback(handle.remove)
         yield
-
-

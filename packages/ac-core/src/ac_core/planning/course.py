@@ -18,6 +18,7 @@ from ac_core.choice import Option as BlockOption
 from ac_core.estimation.simulate import Simulation
 from ac_core.planning.knapsack import Option, Solution, least_peak, pareto, solve
 
+
 @dataclass(frozen=True)
 class Fixed:
     """A policy that is the same for all blocks. peak: bytes of a step. flops: run again in it."""

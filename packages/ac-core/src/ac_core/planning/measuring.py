@@ -128,7 +128,7 @@ def _offloaded(figures: Figures, host: int) -> Figures:
     """The same option with the inputs, of `host` bytes, in host memory.
 
     While the block's backward runs they are back, and so are those of the block before it, which are as large: NOTE
-    [ Boundary tensors on the host ]. The copies overlap with computation; what they cost is the device's memory traffic.
+    [ Boundary tensors on the host ]. The copies overlap with computation, and cost the device's memory traffic.
     """
     return Figures(
         max(0, figures.kept - host), figures.working + host, figures.flops, figures.rewritten + 2 * host, host

@@ -133,7 +133,8 @@ class Plan:
         host = f", on the host {size_text(self.host_bytes)}" if self.host_bytes else ""
         head = (
             f"plan for {size_text(self.budget_bytes)}: peak {size_text(self.peak_bytes)} ({self.peak_moment}){host}, "
-            f"without checkpointing {size_text(self.none_peak_bytes)}; run again {self.recompute_flops:,} FLOPs a step{more}"
+            f"without checkpointing {size_text(self.none_peak_bytes)}; run again {self.recompute_flops:,} FLOPs a step"
+            f"{more}"
         )
         rows = [("blocks", "count", "what", "keeps each", "FLOPs again each")]
         for names in _alike(self.blocks, self.per_block):
@@ -164,10 +165,10 @@ def _alike(blocks: Mapping[str, Option], per_block: Mapping[str, tuple[int, int]
     runs: list[list[str]] = []
     for name, option in blocks.items():
         last = runs[-1][-1] if runs else None
-        if (
-            last is not None
-            and (without_index(last), blocks[last], per_block.get(last))
-            == (without_index(name), option, per_block.get(name))
+        if last is not None and (without_index(last), blocks[last], per_block.get(last)) == (
+            without_index(name),
+            option,
+            per_block.get(name),
         ):
             runs[-1].append(name)
         else:

@@ -26,8 +26,8 @@ class Usage:
     peak_bytes: the most bytes alive at once in forward and backward, above those before; gradients included.
     forward_flops, backward_flops: FLOPs of matrix multiplications, convolutions and attention in each.
     recompute_flops: FLOPs of what checkpointing runs again, in none of the other two.
-    host_bytes: the most that offloading has in host memory at once, in none of the others; on the CPU too, where that is
-        the same memory.
+    host_bytes: the most that offloading has in host memory at once, in none of the others; so too on the CPU, where
+        that is the same memory.
     """
 
     saved_bytes: int

@@ -99,7 +99,8 @@ class LiveBytes(_Meter):
 
     def alive(self) -> dict[int, int]:
         """`{number of a storage: its bytes}` for the storages that count now. A number is never given twice."""
-        return {storage.serial: storage.bytes for storage in self._storages.values() if storage.bytes and not storage.host}
+        here = (storage for storage in self._storages.values() if not storage.host)
+        return {storage.serial: storage.bytes for storage in here if storage.bytes}
 
     def numbers(self, tensors: Iterable[Tensor]) -> set[int]:
         """The numbers, as in `alive`, of the storages of `tensors`, as far as this meter has seen them."""

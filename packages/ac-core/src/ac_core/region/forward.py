@@ -188,13 +188,13 @@ def without_checkpointing(model: nn.Module) -> Iterator[None]:
             forward.enabled = enabled
 
 
-# An exception that is raised while torch.compile traces is taken for one more thing that it cannot trace, and swallowed.
+# To torch.compile, an exception while it traces is one more thing that it cannot trace: it is swallowed.
 # What is disabled it leaves to Python, so that these are raised where the block is called.
 @compiler.disable(reason="ac-core: offload 'cpu' cannot be compiled")
 def _refuse_compiled_offload(block: str) -> None:
     raise ActivationCheckpointingError(
-        f"block '{block}' is compiled, and the compiler decides itself what is kept where, so that offload 'cpu' would do "
-        "nothing; leave offload at 'none', or do not compile"
+        f"block '{block}' is compiled, and the compiler decides itself what is kept where, so that offload 'cpu' would "
+        "do nothing; leave offload at 'none', or do not compile"
     )
 
 

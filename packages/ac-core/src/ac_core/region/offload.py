@@ -165,8 +165,8 @@ class _Stayed:
     def take(self) -> Tensor:
         if self._tensor._version != self._version:
             raise ActivationCheckpointingError(
-                f"an input of shape {tuple(self._tensor.shape)} of a checkpointed block was modified in place since its "
-                "forward, so the recompute would give gradients of another function; make the change out of place"
+                f"an input of shape {tuple(self._tensor.shape)} of a checkpointed block was modified in place since "
+                "its forward, so the recompute would give gradients of another function; make the change out of place"
             )
         return self._tensor
 
@@ -198,9 +198,7 @@ def _copy_to_host(tensor: Tensor) -> Tensor:
     pinned = tensor.is_cuda
     token = _to_host.set(True)
     try:
-        host = torch.empty_strided(
-            tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu", pin_memory=pinned
-        )
+        host = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu", pin_memory=pinned)
     finally:
         _to_host.reset(token)
     return _copy(host, tensor, tensor.device)
