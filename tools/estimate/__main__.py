@@ -16,7 +16,7 @@ def main(arguments: list[str] | None = None) -> None:
         prog="python -m tools.estimate", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("command", choices=("accuracy", "guide"))
-    parser.add_argument("--only", default="*", metavar="GLOB", help="accuracy: models of such names")
+    parser.add_argument("--only", default="*", metavar="GLOB", help="accuracy: steps of such 'model policy loss'")
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> None:
     outcomes = []
     for case in CASES:
         for dtype in DTYPES:
-            if fnmatchcase(case.model, asked.only):
+            if fnmatchcase(f"{case.model} {case.policy} {case.loss}", asked.only):
                 outcomes.append(compare(case, dtype))
                 _say(f"{case} {dtype}: {outcomes[-1].error:+.3%}")
     print(table(outcomes))

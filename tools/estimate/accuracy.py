@@ -67,7 +67,13 @@ CASES = [
     Case("Llama", "full", "fused", strategy="fsdp2"),
     *(Case("Qwen3", policy, loss) for policy, loss in (("none", "plain"), ("full", "fused"), ("selective", "fused"))),
     *(Case(name, policy) for name in list(_MODELS)[2:] for policy in ("none", "full", "selective")),
+    *(Case(name, "full", "fused") for name in ("Qwen3-MoE", "LLaVA", "Llama with LoRA")),
+    *(Case(name, "budget") for name in ("Llama", "Qwen3-MoE", "LLaVA", "Llama with LoRA")),
+    *(Case(name, "budget", "fused") for name in ("Llama", "Qwen3-MoE", "LLaVA")),
+    Case("Llama", "budget", strategy="fsdp2"),
 ]
+_BUDGET = 0.9
+"""Of the peak without checkpointing: where plans mix."""
 _RANKS = 4
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -77,21 +83,25 @@ def compare(case: Case, dtype: str) -> Outcome:
     model = _MODELS[case.model]()
     number = DTYPES[dtype]
     batch = {name: value.to(number) if value.is_floating_point() else value for name, value in model.batch.items()}
-    predicted = ac_core.estimate(
-        model.build,
-        batch=batch,
-        dtype=number,
-        policy=case.policy,
-        loss=case.loss,
-        optimizer=case.optimizer,
-        strategy=case.strategy,
-        dp_size=1 if case.strategy == "none" else _RANKS,
-        device="cpu",
-    )
+    settings: dict[str, Any] = {
+        "batch": batch,
+        "dtype": number,
+        "loss": case.loss,
+        "optimizer": case.optimizer,
+        "strategy": case.strategy,
+        "dp_size": 1 if case.strategy == "none" else _RANKS,
+        "device": "cpu",
+    }
+    policy: Any = case.policy
+    if policy == "budget":
+        plan = ac_core.plan(model.build, budget=_BUDGET, **settings)
+        policy, predicted = plan.to_config(), plan.peak_bytes
+    else:
+        predicted = ac_core.estimate(model.build, policy=policy, **settings).peak_bytes
     with _ranks(case.strategy) as mesh:
-        build = partial(_built, case, model, number, batch, mesh)
+        build = partial(_built, case, policy, model, number, mesh)
         real = peak_of_step(build, batch, partial(_loss, case), _OPTIMIZERS[case.optimizer])
-    return Outcome(case, dtype, predicted.peak_bytes, real)
+    return Outcome(case, dtype, predicted, real)
 
 
 _OPTIMIZERS: dict[str, Any] = {
@@ -117,7 +127,7 @@ def _ranks(strategy: str) -> Iterator[Any]:
         yield None
 
 
-def _built(case: Case, model: Model, dtype: torch.dtype, batch: dict[str, Tensor], mesh: Any) -> nn.Module:
+def _built(case: Case, policy: Any, model: Model, dtype: torch.dtype, mesh: Any) -> nn.Module:
     torch.manual_seed(0)
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -129,8 +139,8 @@ def _built(case: Case, model: Model, dtype: torch.dtype, batch: dict[str, Tensor
         parameter.data = parameter.data.to(dtype)
     if case.loss == "fused":
         head = find_head(built)
-        head.forward = partial(_head_loss, head, batch["labels"])
-    ac_core.apply_activation_checkpointing(built, case.policy)
+        head.forward = partial(_head_loss, head, model.batch["labels"])
+    ac_core.apply_activation_checkpointing(built, policy)
     if case.strategy == "fsdp2":
         from torch.distributed.fsdp import fully_shard
 

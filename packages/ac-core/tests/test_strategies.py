@@ -16,6 +16,7 @@ def test_the_fields_of_the_guide_and_their_defaults(strategy):
         "strategy": strategy,
         "activation_checkpointing": "none",
         "activation_checkpointing_scope": "all",
+        "activation_checkpointing_offload": "none",
         "dp_size": None,
         "dp_replicate_size": 1,
         "tp_size": 1,
@@ -31,6 +32,40 @@ def test_the_fields_of_the_guide_and_their_defaults(strategy):
 def test_policy_and_scope_become_one_config(strategy):
     config = STRATEGIES[strategy](activation_checkpointing=True, activation_checkpointing_scope=["language", "vision"])
     assert config.checkpointing == ActivationCheckpointingConfig(policy="full", scope=("language", "vision"))
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "ddp"])
+def test_offload_is_for_fsdp2_and_ddp(strategy):
+    config = STRATEGIES[strategy](activation_checkpointing=True, activation_checkpointing_offload="cpu")
+    assert config.checkpointing == ActivationCheckpointingConfig(policy="full", offload="cpu")
+    inner = ActivationCheckpointingConfig(offload="cpu")
+    assert STRATEGIES[strategy](activation_checkpointing=inner).checkpointing is inner
+    for given, message in (
+        ({"activation_checkpointing_offload": "gpu"}, "'gpu' is not one of 'none', 'cpu'"),
+        ({"activation_checkpointing_offload": "cpu"}, "with activation_checkpointing 'none' none are"),
+        (
+            {
+                "activation_checkpointing_offload": "cpu",
+                "activation_checkpointing": ActivationCheckpointingConfig(),
+            },
+            "contradicts the offload 'none' given inside",
+        ),
+    ):
+        with pytest.raises(ValueError, match=f"^activation_checkpointing_offload: .*{message}"):
+            STRATEGIES[strategy](**given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"activation_checkpointing": True, "activation_checkpointing_offload": "cpu"},
+        {"activation_checkpointing": ActivationCheckpointingConfig(offload="cpu")},
+    ],
+    ids=["beside", "inside"],
+)
+def test_offload_is_refused_by_megatron_fsdp(given):
+    with pytest.raises(ValueError, match=r"^activation_checkpointing_offload: .*not supported.*'fsdp2' or 'ddp'"):
+        MegatronFSDPConfig(**given)
 
 
 @pytest.mark.parametrize("strategy", ["fsdp2", "ddp"])

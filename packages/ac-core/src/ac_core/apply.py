@@ -14,6 +14,7 @@ from ac_core.proof.trace import trace_if_asked
 from ac_core.region.cache import turn_cache_off, turn_cache_on
 from ac_core.region.contexts import ComposedContextFn, ContextFn
 from ac_core.region.forward import CheckpointedForward, checkpointed_forwards
+from ac_core.region.offload import HostMemory, Offload
 from ac_core.region.state import state_contexts
 from ac_core.report import Report, group_blocks
 from ac_core.selective.policy import select_calls
@@ -95,7 +96,8 @@ def apply_activation_checkpointing(
     # A plan in which no block is checkpointed was made without the cache as well.
     trains = bool(choice.regions) or config.policy == "budget"
     cached = turn_cache_off(model) if trains and not choice.why_cache else []
-    for region in choice.regions:
+    memory = HostMemory()
+    for place, region in enumerate(choice.regions):
         chosen = selective.attach(region.name)
         region.module.forward = CheckpointedForward(  # type: ignore[assignment]
             region.module,
@@ -106,6 +108,7 @@ def apply_activation_checkpointing(
             state_fn=ComposedContextFn(state_contexts(region.module, region.name)),
             context_fn=_compose([*callers, *(eager for eager, _ in chosen)]),
             compiled_context_fn=_compose([*callers, *(compiled for _, compiled in chosen)]),
+            offload=Offload(memory, place, region.name) if region.offload else None,
         )
     notes = []
     if choice.regions:
@@ -117,6 +120,8 @@ def apply_activation_checkpointing(
         notes.append(f"key/value cache turned off for training (use_cache=False on {len(cached)} config{plural})")
     elif trains and choice.why_cache:
         notes.append(f"key/value cache left on: {choice.why_cache}")
+    if offloaded := len({id(region.block) for region in choice.regions if region.offload}):
+        notes.append(f"inputs of {offloaded} block{'s' * (offloaded > 1)} kept in host memory (offload: cpu)")
     scopes = (config.scope,) if isinstance(config.scope, str) else config.scope
     return Report(str(config.policy), scopes, group_blocks(choice.rows), tuple(notes))
 

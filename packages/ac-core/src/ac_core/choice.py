@@ -22,20 +22,23 @@ from ac_core.trainability import FROZEN, frozen_blocks
 _NOT_ASKED = ("out of scope", "not among the layers")
 _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
+OFFLOAD = "offload"
 Option = str | tuple[str, ...]
-"""What is done with a block: `"none"`, `"full"`, `"selective"`, or the names of what is kept."""
+"""What is done with a block: `"none"`, `"full"`, `"selective"`, or the names of what is kept. `"offload"`, alone or
+among such names: what it keeps of its inputs is kept in host memory."""
 
 
 @dataclass(frozen=True)
 class Region:
     """A module to checkpoint: a block, or a piece of one. dormant: until something in it needs a gradient. rule: which
-    outputs are kept besides the input; `None`: none."""
+    outputs are kept besides the input; `None`: none. offload: the input is kept in host memory."""
 
     name: str
     module: nn.Module
     block: Block
     dormant: bool = False
     rule: SaveRule | None = None
+    offload: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,7 @@ def choose(
             _refuse(config, f"'{other[0]}' is {reason}; turn that off, so that nothing is recomputed twice")
         else:
             option = options[block.name]
-            rule = _rule(option, config)
-            pieces = [] if option == "none" else _pieces(block, why_cache, rule, dormant=block.name in frozen)
+            pieces = [] if option == "none" else _pieces(block, why_cache, option, config, block.name in frozen)
             reason = _about(block, pieces) if option != "none" else ""
             if not pieces and option != "none":
                 _refuse(config, f"block '{block.name}': {reason} ({why_cache}); choose the other blocks with blocks=")
@@ -112,18 +114,35 @@ def _about(block: Block, pieces: list[Region]) -> str:
     return f"the cache stays on, so attention is run once and keeps what it saves; one by one: {names}"
 
 
-def _rule(option: Option, config: ActivationCheckpointingConfig) -> SaveRule | None:
-    if isinstance(option, tuple):
-        return SaveRule.of(option)
-    return SaveRule.of(config.save) if option == "selective" else None
-
-
-def _pieces(block: Block, why_cache: str, rule: SaveRule | None, *, dormant: bool) -> list[Region]:
+def _pieces(
+    block: Block, why_cache: str, option: Option, config: ActivationCheckpointingConfig, dormant: bool
+) -> list[Region]:
     """The block itself or, where a cache stays on and it takes one, what can be run again inside it."""
-    if not (why_cache and takes_cache(block.module)):
-        return [Region(block.name, block.module, block, dormant, rule)]
+    rule = SaveRule.of(config.save) if option == "selective" else None
+    if isinstance(option, tuple):
+        rule = SaveRule.of(without_offload(option))
+    offload = is_offloaded(option) if config.plan is not None else config.offload == "cpu"
+    whole = [(block.name, block.module)]
     inside = submodules_beside_attention(block.name, block.module)
-    return [Region(name, module, block, dormant, rule) for name, module in inside]
+    pieces = inside if why_cache and takes_cache(block.module) else whole
+    return [Region(name, module, block, dormant, rule, offload) for name, module in pieces]
+
+
+def is_offloaded(option: Option) -> bool:
+    """Whether what a block keeps of its inputs is kept in host memory."""
+    return option == OFFLOAD or (isinstance(option, tuple) and OFFLOAD in option)
+
+
+def with_offload(option: Option) -> Option:
+    """The same for a block that is checkpointed, its inputs in host memory."""
+    return (OFFLOAD, *option) if isinstance(option, tuple) else OFFLOAD
+
+
+def without_offload(option: Option) -> Option:
+    """The same with its inputs where they are."""
+    if isinstance(option, tuple):
+        return tuple(name for name in option if name != OFFLOAD)
+    return "full" if option == OFFLOAD else option
 
 
 def _options(found: list[Block], selected: set[str], config: ActivationCheckpointingConfig) -> dict[str, Option]:
@@ -151,6 +170,8 @@ def without_wrappers(name: str) -> str:
 
 def option_text(option: Option) -> str:
     """What is done with a block, in a word or a few: `keep attention, self_attn.{q_proj,k_proj}, mlp.up_proj`."""
+    if is_offloaded(option):
+        return f"{option_text(without_offload(option))}; inputs on the host"
     if isinstance(option, str):
         return option
     texts = []

@@ -10,9 +10,10 @@ from ac_core.planning.budget import parse_budget
 PolicyName = Literal["none", "full", "selective", "budget"]
 ScopeName = Literal["all", "language", "vision", "audio", "multimodal"]
 Scope = ScopeName | tuple[ScopeName, ...]
+OffloadName = Literal["none", "cpu"]
 FamilyName = Literal["attention", "matmul", "collective", "router"]
 
-_WHOLE = ("none", "full")
+_WHOLE = ("none", "full", "offload")
 """What a plan says of a block as a whole."""
 
 
@@ -37,7 +38,11 @@ class ActivationCheckpointingConfig:
         `"device"`: what the current CUDA device has. Without a `plan`, `apply_activation_checkpointing` makes one, and
         needs a `batch=` for that.
     plan: for `budget`: what is done with each block of the scope, by name: `"none"`, `"full"`, or a list as in `save`
-        of what is kept. `ac_core.plan(...).to_config()` fills it. It is applied as it is, whatever the budget says.
+        of what is kept. `"offload"` is `"full"` with its inputs in host memory; in a list it says that of the inputs.
+        `ac_core.plan(...).to_config()` fills it. It is applied as it is, whatever the budget says.
+    offload: `"cpu"`: the inputs that checkpointed blocks keep (those that need a gradient) are moved to host memory and
+        back for the recompute; on CUDA it is pinned, and the copies overlap with the blocks' work. With `budget`: for
+        the blocks where that is part of the cheapest plan.
     preserve_rng_state: replay the random numbers of the forward in the recompute. Without it, a block that draws
         any raises in its first forward.
     early_stop: end the recompute with the last tensor that the backward needs.
@@ -57,6 +62,7 @@ class ActivationCheckpointingConfig:
     save: tuple[str, ...] | None = None
     memory_budget: str | int | float | None = None
     plan: dict[str, str | tuple[str, ...]] | None = None
+    offload: OffloadName = "none"
     preserve_rng_state: bool = True
     early_stop: bool = True
     keep_cache: bool = False
@@ -71,6 +77,7 @@ class ActivationCheckpointingConfig:
             raise ValueError(f"save: {self.save!r} belongs to policy 'selective'; with {self.policy!r} nothing is kept")
         _check_budget(self.policy, self.memory_budget, self.plan)
         object.__setattr__(self, "plan", _plan(self.plan))
+        _check_offload(self.offload, self.policy, self.plan)
         for name in ("preserve_rng_state", "early_stop", "keep_cache", "strict"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ValueError(f"{name}: {value!r} is not true or false")
@@ -136,12 +143,36 @@ def _plan(value: object) -> dict[str, str | tuple[str, ...]] | None:
         if isinstance(option, str) and option not in _WHOLE:
             raise ValueError(f"plan: {option!r} for {name!r} is not {_listed(_WHOLE)}, or a list of what is kept")
         try:
-            plan[name] = option if isinstance(option, str) else _save(option)  # type: ignore[assignment]
+            plan[name] = option if isinstance(option, str) else _kept(option)
         except ValueError as error:
             raise ValueError(f"plan: for {name!r}: {str(error).removeprefix('save: ')}") from None
-        if plan[name] is None:
-            raise ValueError(f"plan: nothing is said for {name!r}; give {_listed(_WHOLE)}, or a list of what is kept")
     return plan
+
+
+def _kept(names: object) -> str | tuple[str, ...]:
+    """What a plan says of a block in a list."""
+    if names is None:
+        raise ValueError(f"nothing is said; give {_listed(_WHOLE)}, or a list of what is kept")
+    kept = _save(names)
+    assert kept is not None
+    return "offload" if set(kept) == {"offload"} else kept
+
+
+def offload_name(value: object, *, field: str) -> OffloadName:
+    """Where a setting says that inputs are kept."""
+    if value not in get_args(OffloadName):
+        raise ValueError(f"{field}: {value!r} is not one of {_listed(get_args(OffloadName))}")
+    return value  # type: ignore[return-value]
+
+
+def _check_offload(value: object, policy: object, plan: Mapping[str, str | tuple[str, ...]] | None) -> None:
+    if offload_name(value, field="offload") == "cpu":
+        if policy == "none":
+            raise ValueError("offload: 'cpu' moves the inputs of checkpointed blocks, and with policy 'none' none are")
+        return
+    options = {name: (o,) if isinstance(o, str) else o for name, o in (plan or {}).items()}
+    if (moved := next((name for name, option in options.items() if "offload" in option), None)) is not None:
+        raise ValueError(f"plan: it has 'offload' for {moved!r}, and offload is 'none'; set offload to 'cpu'")
 
 
 def _save(value: object) -> tuple[str, ...] | None:

@@ -7,7 +7,15 @@ the mesh and wrapping the model is the caller's.
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from ac_core.config import ActivationCheckpointingConfig, PolicyName, Scope, policy_name, scope_names
+from ac_core.config import (
+    ActivationCheckpointingConfig,
+    OffloadName,
+    PolicyName,
+    Scope,
+    offload_name,
+    policy_name,
+    scope_names,
+)
 
 ActivationCheckpointing = bool | PolicyName | ActivationCheckpointingConfig | None
 
@@ -18,6 +26,7 @@ class _StrategyConfig:
 
     activation_checkpointing: a policy (`false`, `true`, `"full"`, ...) or a whole `ActivationCheckpointingConfig`.
     activation_checkpointing_scope: as `ActivationCheckpointingConfig.scope`.
+    activation_checkpointing_offload: as `ActivationCheckpointingConfig.offload`.
     dp_size: ranks that hold different data; `None`: all that the other sizes leave over.
     dp_replicate_size, tp_size, cp_size, pp_size, ep_size: ranks per replica group, tensor, context, pipeline and
         expert parallelism; 1 means none.
@@ -28,6 +37,7 @@ class _StrategyConfig:
 
     activation_checkpointing: ActivationCheckpointing = False
     activation_checkpointing_scope: Scope = "all"
+    activation_checkpointing_offload: OffloadName = "none"
     dp_size: int | None = None
     dp_replicate_size: int = 1
     tp_size: int = 1
@@ -51,6 +61,7 @@ class _StrategyConfig:
                 "activation_checkpointing; give it once"
             )
         object.__setattr__(self, "activation_checkpointing_scope", scope)
+        self._check_offload()
         tag = next(field.default for field in fields(self) if field.name == "strategy")
         if (strategy := getattr(self, "strategy")) != tag:  # noqa: B009 - each subclass declares the field
             raise ValueError(f"strategy: {strategy!r} is not {tag!r}, the strategy of {type(self).__name__}")
@@ -61,13 +72,33 @@ class _StrategyConfig:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name}: {value!r} is not a whole number of ranks, at least 1")
 
+    def _check_offload(self) -> None:
+        offload = offload_name(self.activation_checkpointing_offload, field="activation_checkpointing_offload")
+        asked = self.activation_checkpointing
+        if offload == "none":
+            return
+        if isinstance(asked, ActivationCheckpointingConfig) and asked.offload == "none":
+            raise ValueError(
+                f"activation_checkpointing_offload: {offload!r} contradicts the offload 'none' given inside "
+                "activation_checkpointing; give it there"
+            )
+        if asked == "none":
+            raise ValueError(
+                "activation_checkpointing_offload: 'cpu' moves the inputs of checkpointed blocks, and with "
+                "activation_checkpointing 'none' none are"
+            )
+
     @property
     def checkpointing(self) -> ActivationCheckpointingConfig:
         """The policy and scope of this strategy as the one config that `apply_activation_checkpointing` takes."""
         asked = self.activation_checkpointing
         if isinstance(asked, ActivationCheckpointingConfig):
             return asked
-        return ActivationCheckpointingConfig(policy=asked, scope=self.activation_checkpointing_scope)
+        return ActivationCheckpointingConfig(
+            policy=asked,
+            scope=self.activation_checkpointing_scope,
+            offload=self.activation_checkpointing_offload,
+        )
 
 
 def _parts(scope: Scope) -> set[str]:
@@ -105,5 +136,11 @@ class MegatronFSDPConfig(_StrategyConfig):
             raise ValueError(
                 f"activation_checkpointing: {policy!r} is not supported with strategy 'megatron_fsdp'; use strategy "
                 "'fsdp2' or 'ddp' for it, or activation_checkpointing 'full' with Megatron-FSDP"
+            )
+        inside = asked.offload if isinstance(asked, ActivationCheckpointingConfig) else "none"
+        if "cpu" in (self.activation_checkpointing_offload, inside):
+            raise ValueError(
+                "activation_checkpointing_offload: 'cpu' is not supported with strategy 'megatron_fsdp'; use strategy "
+                "'fsdp2' or 'ddp' for it"
             )
         super().__post_init__()

@@ -7,15 +7,6 @@ import pytest
 from ac_core.planning.course import stations
 
 
-def predicted(course, chosen):
-    kept = course.kept_before(chosen)
-    at_blocks = [
-        kept[place] + course.options[name][chosen[name]].working + course.beside[name]
-        for place, name in enumerate(course.order)
-    ]
-    return max(*at_blocks, *(k + b for k, b in zip(kept, course.between, strict=True)))
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_a_random_mix_has_the_peak_and_the_flops_that_its_figures_say(of_decoder, seed):
     bench, course, _ = of_decoder
@@ -23,7 +14,7 @@ def test_a_random_mix_has_the_peak_and_the_flops_that_its_figures_say(of_decoder
     chosen = {name: draw.choice(list(course.options[name])) for name in course.order}
     simulated = bench.run(chosen, "full")
     # A region holds the state of the generator besides, which figures taken from a step of regions have everywhere.
-    assert 0 <= predicted(course, chosen) - simulated.peak <= 1024
+    assert 0 <= course.peak(chosen) - simulated.peak <= 1024
     assert course.totals(chosen)[1] == simulated.recompute_flops
 
 
@@ -61,4 +52,4 @@ def test_the_curve_falls_from_no_checkpointing_to_the_smallest_peak(of_decoder):
     assert costs[0] == 0
     assert set(curve[0][1].values()) == {"none"}
     assert course.solve(peaks[-1] - 1) is None
-    assert predicted(course, course.smallest()) == peaks[-1]
+    assert course.peak(course.smallest()) == peaks[-1]

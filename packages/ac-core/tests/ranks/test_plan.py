@@ -9,7 +9,17 @@ from ac_core_training import Outcome, outcomes
 from ac_core import ActivationCheckpointingConfig, ActivationCheckpointingError, apply_activation_checkpointing
 
 KEPT = ["attention", *(f"attention.{name}" for name in "qkvo"), "mlp.gate"]
+OFFLOADED = {"layers.0": "offload", "layers.1": ["offload", *KEPT], "layers.2": "none"}
 PLAN = {"layers.0": "full", "layers.1": KEPT, "layers.2": "none"}
+OPTIONS = {
+    "full": "full",
+    "attention": ["attention"],
+    "projections": KEPT[:-1],
+    "gate": KEPT,
+    "gate and up": [*KEPT, "mlp.up"],
+    "offload": "offload",
+    "offload, gate": ["offload", *KEPT],
+}
 SOME = (
     "fsdp2",
     "fsdp2, bf16",
@@ -26,6 +36,20 @@ def train(rank: int, case: str) -> dict[str, Outcome]:
     plan = PLAN if "adapters" not in case else PLAN | {"layers.1": ["attention", "mlp.down.base"]}
     config = ActivationCheckpointingConfig(policy="budget", plan=plan)
     return outcomes(rank, CASES[case], {"none": "none", "plan": config})
+
+
+def train_by_each_option(rank: int, case: str) -> dict[str, Outcome]:
+    """Each option for all blocks, and mixes in which inputs go to the host."""
+    alone = {name: dict.fromkeys(PLAN, option) for name, option in OPTIONS.items()}
+    policies = {
+        name: ActivationCheckpointingConfig(policy="budget", plan=plan, offload="cpu")
+        for name, plan in (alone | {"mixed": OFFLOADED}).items()
+    }
+    policies |= {
+        f"{policy} offloaded": ActivationCheckpointingConfig(policy=policy, offload="cpu")
+        for policy in ("full", "selective")
+    }
+    return outcomes(rank, CASES[case], {"none": "none", **policies})
 
 
 def plan_for_shards(rank: int) -> str:
@@ -50,3 +74,14 @@ def test_a_mixed_plan(ranks, case):
         assert none.matmuls < plan.matmuls
         assert plan.grown <= 0
         assert case in TENSOR_PARALLEL or plan.collectives == none.collectives
+
+
+@pytest.mark.parametrize("case", ["fsdp2", "fsdp2, bf16", "ddp"])
+def test_every_option_alone_and_mixed(ranks, case):
+    for outcome in ranks.run(train_by_each_option, case=case):
+        none = outcome.pop("none")
+        assert {name: found.different for name, found in outcome.items()} == {name: [] for name in outcome}
+        assert all(found.applied == (2 if name == "mixed" else 3) for name, found in outcome.items())
+        assert all(found.collectives == none.collectives for found in outcome.values())
+        assert all(found.grown <= 0 for found in outcome.values())
+        assert outcome["gate and up"].matmuls == none.matmuls < outcome["gate"].matmuls < outcome["full"].matmuls

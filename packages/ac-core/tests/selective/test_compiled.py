@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import noop_context_fn
 
 import ac_core
 from ac_core import ActivationCheckpointingError
@@ -88,6 +89,15 @@ def test_module_names_do_not_reach_the_compiler(decoder, selective):
     model = selective(decoder(), ("mlp.gate",))
     model.layers[0].compile(backend=BACKEND)
     with pytest.raises(Exception, match="names modules, which torch.compile does not see"):
+        model(torch.zeros(1, 4, dtype=torch.long))
+
+
+@pytest.mark.parametrize("order", [after, whole])
+def test_a_context_function_of_the_callers_beside_it_is_refused(decoder, order):
+    torch._dynamo.reset()
+    model = decoder()
+    order(model, lambda m: ac_core.apply_activation_checkpointing(m, "selective", context_fn=noop_context_fn))
+    with pytest.raises(ActivationCheckpointingError, match=r"'layers\.0' is compiled.*several context functions"):
         model(torch.zeros(1, 4, dtype=torch.long))
 
 

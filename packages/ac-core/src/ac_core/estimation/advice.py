@@ -70,6 +70,13 @@ def _remedy(simulation: Simulation, setting: Setting, group: str) -> str:
         return f"More ranks would help most, {fewer}."
     if setting.policy in _KEEP_LESS:
         return _KEEP_LESS[setting.policy]
+    return _about_rest(simulation, setting)
+
+
+def _about_rest(simulation: Simulation, setting: Setting) -> str:
+    inputs = sum(block.kept for block in simulation.blocks)
+    if setting.policy == "full" and setting.offload == "none" and inputs > simulation.peak / 4:
+        return "They are inputs of blocks for the most part: host memory for these would help most (offload='cpu')."
     if setting.kernels == "plain" and simulation.peak_moment.startswith("backward"):
         return "They are those of the block that runs: fused kernels or fewer tokens a rank would help most."
     return "Fewer tokens a rank would help most."

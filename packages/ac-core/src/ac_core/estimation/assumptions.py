@@ -6,12 +6,16 @@ import torch
 
 from ac_core.estimation.kernels import Fused
 
+LINK = 25e9
+"""Bytes a second between device and host, each way: of 32 GB/s that PCIe 4.0 x16 has, what copies reach."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """What was asked of `estimate`; see there. fused: what was taken for fused kernels."""
 
     policy: str
+    offload: str
     strategy: str
     dp_size: int
     ep_size: int
@@ -31,13 +35,14 @@ class Setting:
         ranks = self.strategy if self.strategy == "none" else f"{self.strategy} over {self.dp_size}"
         if self.ep_size > 1:
             ranks += f", experts over {self.ep_size}"
+        offload = "" if self.offload == "none" else f" with offload {self.offload}"
         return (
-            f"policy {self.policy}, strategy {ranks}, loss {self.loss}, optimizer {self.optimizer}, {dtype}, kernels "
-            f"{self.kernels}"
+            f"policy {self.policy}{offload}, strategy {ranks}, loss {self.loss}, optimizer {self.optimizer}, {dtype}, "
+            f"kernels {self.kernels}"
         )
 
 
-def assumptions(setting: Setting, *, uniform_routing: bool, experts: bool) -> tuple[str, ...]:
+def assumptions(setting: Setting, *, uniform_routing: bool, experts: bool, host: bool) -> tuple[str, ...]:
     """What holds for this setting."""
     said = ["bytes are those of tensors: without the allocator's rounding and reserve, and scratch inside of kernels"]
     said.append(
@@ -74,6 +79,8 @@ def assumptions(setting: Setting, *, uniform_routing: bool, experts: bool) -> tu
         said.append("routing is uniform: every expert gets as many tokens as any other")
     if setting.ep_size > 1:
         said.append("a rank's experts get as many rows as its own tokens take; the all-to-all's buffers do not count")
+    if host:
+        said.append(f"the link to the host moves {LINK / 1e9:g} GB/s each way, while the device computes")
     if uniform_routing:
         said.append("loops over experts run once for each expert")
     return tuple(said)

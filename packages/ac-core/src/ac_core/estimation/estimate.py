@@ -99,6 +99,7 @@ def estimate(
     simulation = step.simulate(lambda made: apply_activation_checkpointing(made, config, blocks=blocks))
     setting = Setting(
         policy=str(config.policy),
+        offload=config.offload,
         strategy=strategy,
         dp_size=dp_size,
         ep_size=ep_size,

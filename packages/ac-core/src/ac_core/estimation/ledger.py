@@ -1,6 +1,7 @@
 """A meter that writes down every allocation and release of a step, and what can be read off that afterwards."""
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -93,13 +94,15 @@ class Ledger(LiveBytes):
     """Counts like `LiveBytes`, and keeps the log. Nothing is logged before `start`.
 
     flops: the meter of FLOPs that runs beside it, read at the bounds of the moments. sharded: whether the model is
-    sharded by FSDP2, whose buffers are then told from the rest.
+    sharded by FSDP2, whose buffers are then told from the rest. hosted: bytes that offloading has copied to the host,
+    by the block that ran.
     """
 
     def __init__(self, flops: Flops) -> None:
         super().__init__()
         self.flops = flops
         self.sharded = False
+        self.hosted: Counter[str | None] = Counter()
         self._op = ""
         self._recording = False
         self._before: dict[int, int] = {}
@@ -175,8 +178,12 @@ class Ledger(LiveBytes):
 
     def _count(self, storage: _Storage, change: int) -> None:
         super()._count(storage, change)
-        if self._recording and change:
+        if not (self._recording and change):
+            return
+        if not storage.host:
             self._log.append((storage.serial, change))
+        elif change > 0:
+            self.hosted[None if self._open is None else self._open.block] += change
 
 
 _DEVICE = torch.ops.prim.device.default

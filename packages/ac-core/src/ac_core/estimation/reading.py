@@ -1,6 +1,6 @@
 """What the log of a simulated step says."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ac_core.estimation.categories import GRADIENTS, OPTIMIZER, PARAMETERS, Bounds
@@ -17,7 +17,7 @@ class BlockUse:
     of that moment: beside, what lives besides it and besides what the blocks before it have kept (parameters, optimizer
     state, gradients of the blocks behind, ...). So the step's memory is highest in the block's backward at
     `sum of kept of the blocks before + working + beside`. forward_flops: of its forward. recompute_flops: of what is
-    run again for its backward.
+    run again for its backward. host: bytes of its inputs that offloading has moved to the host, in none of the others.
     """
 
     name: str
@@ -26,6 +26,7 @@ class BlockUse:
     beside: int
     forward_flops: int
     recompute_flops: int
+    host: int
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,10 @@ class Simulation:
     for each stretch of the step, its name and the most bytes alive in it. parameters, gradients, optimizer: bytes of
     each, all of them. end: bytes alive between forward and backward; end_entry: in the log. blocks: in the order in
     which they first ran. forward_flops, backward_flops, recompute_flops: of matrix multiplications, convolutions and
-    attention. experts: among which a router chooses; 0: there is none. assumed_uniform_routing: whether shapes depended
-    on what it chose. log: every allocation and release. known: numbers of the storages in it that are parameters and
-    buffers, gradients, optimizer state, communication buffers.
+    attention. host: bytes that offloading has moved to the host, in none of the others. experts: among which a
+    router chooses; 0: there is none. assumed_uniform_routing: whether shapes depended on what it chose. log: every
+    allocation and release. known: numbers of the storages in it that are parameters and buffers, gradients, optimizer
+    state, communication buffers.
     """
 
     peak: int
@@ -54,16 +56,26 @@ class Simulation:
     forward_flops: int
     backward_flops: int
     recompute_flops: int
+    host: int
     experts: int
     assumed_uniform_routing: bool
     log: Log = field(repr=False)
     known: dict[str, set[int]] = field(repr=False)
 
 
-def read_log(log: Log, known: dict[str, set[int]], end: int, flops: Flops, values: KnownValues) -> Simulation:
+def read_log(
+    log: Log,
+    known: dict[str, set[int]],
+    end: int,
+    flops: Flops,
+    values: KnownValues,
+    *,
+    hosted: Mapping[str | None, int],
+) -> Simulation:
     """What a step was, from its log.
 
-    known: see `Simulation`. end: the entry of the log after which the forward was over.
+    known: see `Simulation`. end: the entry of the log after which the forward was over. hosted: bytes copied to
+    the host, by block.
     """
     peaks = log.peaks()
     at_end, at_stop = log.alive(end), log.alive(len(log.changes))
@@ -79,10 +91,11 @@ def read_log(log: Log, known: dict[str, set[int]], end: int, flops: Flops, value
         optimizer=sum(at_stop.get(number, 0) for number in known[OPTIMIZER]),
         end=sum(at_end.values()),
         end_entry=end,
-        blocks=tuple(_uses(log, peaks, at_end, known)),
+        blocks=tuple(_uses(log, peaks, at_end, known, hosted)),
         forward_flops=flops.forward,
         backward_flops=flops.backward,
         recompute_flops=flops.recompute,
+        host=sum(hosted.values()),
         experts=values.experts,
         assumed_uniform_routing=values.assumed,
         log=log,
@@ -105,7 +118,11 @@ def _labels(log: Log) -> list[str]:
 
 
 def _uses(
-    log: Log, peaks: list[tuple[int, int]], at_end: dict[int, int], known: dict[str, set[int]]
+    log: Log,
+    peaks: list[tuple[int, int]],
+    at_end: dict[int, int],
+    known: dict[str, set[int]],
+    hosted: Mapping[str | None, int],
 ) -> Iterator[BlockUse]:
     order = list(dict.fromkeys(m.block for m in log.moments if m.phase == "forward" and m.block))
     lasting = set().union(*known.values())
@@ -131,5 +148,5 @@ def _uses(
                 total, working = size, sum(s for n, s in alive.items() if owner.get(n, ("", None))[1] == name)
         forward = sum(m.flops for m in log.moments if (m.phase, m.block) == ("forward", name))
         again = sum(log.moments[i].recompute for i in windows)
-        yield BlockUse(name, kept[name], working, max(0, total - before - working), forward, again)
+        yield BlockUse(name, kept[name], working, max(0, total - before - working), forward, again, hosted.get(name, 0))
         before += kept[name]

@@ -1,10 +1,11 @@
 """What `estimate` returns."""
 
 from dataclasses import asdict, dataclass, field
+from os import PathLike
 from typing import Any
 
 from ac_core.estimation.advice import advice
-from ac_core.estimation.assumptions import Setting, assumptions
+from ac_core.estimation.assumptions import LINK, Setting, assumptions
 from ac_core.estimation.categories import (
     ACTIVATIONS,
     COMMUNICATION,
@@ -18,6 +19,7 @@ from ac_core.estimation.categories import (
     shares,
 )
 from ac_core.estimation.reading import BlockUse, Simulation
+from ac_core.pictures import Chart, Mark, save_chart
 
 GIB, GB = 2**30, 10**9
 
@@ -30,7 +32,8 @@ class Estimate:
     parameter_bytes, gradient_bytes, optimizer_bytes: of this rank's share, buffers of the model counted as parameters.
     activation_bytes: that the forward keeps for the backward, besides head and loss. loss_bytes: the most that head and
     loss have at once. communication_bytes: the most that gathered parameters and buckets have at once. host_bytes: put
-    into host memory. at_peak: bytes of each category at the peak, which add up to it. activations: `{block: {family of
+    into host memory by offloading, in none of the others. link_seconds: for which these keep the link to the host busy,
+    out and back. at_peak: bytes of each category at the peak, which add up to it. activations: `{block: {family of
     operations: bytes kept for the backward}}`, `""` for what is in no block. recompute_flops: what checkpointing adds
     to forward_flops and backward_flops. timeline: for each stretch of the step, its name and the most bytes in it.
     dominant: the largest tensor of the category that takes most at the peak. advice: a sentence on what dominates and
@@ -46,6 +49,7 @@ class Estimate:
     loss_bytes: int
     communication_bytes: int
     host_bytes: int
+    link_seconds: float
     forward_flops: int
     backward_flops: int
     recompute_flops: int
@@ -61,6 +65,34 @@ class Estimate:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return asdict(self) | {"assumptions": list(self.assumptions), "timeline": [list(row) for row in self.timeline]}
+
+    def save_timeline(self, path: str | PathLike[str]) -> None:
+        """Draw `timeline`, the most memory in each stretch of the step, with the peak marked on it.
+
+        Args:
+            path: of the file, `.png` (which needs matplotlib: `ac-core[pictures]`), `.html` or `.svg`.
+
+        Raises:
+            ValueError: the path has another suffix.
+            ImportError: matplotlib is not installed.
+            OSError: the file cannot be written.
+        """
+        names, sizes = [name for name, _ in self.timeline], [size / GIB for _, size in self.timeline]
+        highest = max(range(len(sizes)), key=sizes.__getitem__)
+        phases = [name.split()[0] for name in names]
+        starts = [(float(phases.index(phase)), phase) for phase in dict.fromkeys(phases)]
+        chart = Chart(
+            title=f"Memory over a step: {self.setting}",
+            x_label="stretches of the step, one after the other",
+            y_label="most memory, GiB",
+            x=list(range(len(sizes))),
+            y=sizes,
+            names=names,
+            marks=[Mark(highest, sizes[highest], f"{self.peak_moment}: {both_units(self.peak_bytes)}", chosen=True)],
+            stairs=True,
+            ticks=starts,
+        )
+        save_chart(chart, path)
 
     def __str__(self) -> str:
         rows = [
@@ -79,6 +111,9 @@ class Estimate:
         useful = self.forward_flops + self.backward_flops
         share = f", {self.recompute_flops / useful:.1%} of the rest" if useful else ""
         lines.append(f"  peak in {self.peak_moment}; recompute {self.recompute_flops / 1e12:.3g} TFLOP{share}")
+        if self.host_bytes:
+            size = both_units(self.host_bytes, small=self.host_bytes < GIB)
+            lines.append(f"  in host memory {size}; {self.link_seconds * 1e3:.3g} ms out and back")
         lines.append(f"  {self.advice}")
         lines += ["  assumed:", *(f"    {said}" for said in self.assumptions)]
         return "\n".join(lines)
@@ -98,7 +133,12 @@ def read_estimate(simulation: Simulation, setting: Setting) -> Estimate:
     share = shares(log, category, simulation.peak_entry)
     kept = kept_by_block(log, category, log.alive(simulation.end_entry))
     dominant, sentence = advice(simulation, setting, category, share)
-    said = assumptions(setting, uniform_routing=simulation.assumed_uniform_routing, experts=simulation.experts > 0)
+    said = assumptions(
+        setting,
+        uniform_routing=simulation.assumed_uniform_routing,
+        experts=simulation.experts > 0,
+        host=simulation.host > 0,
+    )
     return Estimate(
         peak_bytes=simulation.peak,
         peak_moment=simulation.peak_moment,
@@ -108,7 +148,8 @@ def read_estimate(simulation: Simulation, setting: Setting) -> Estimate:
         activation_bytes=sum(sum(families.values()) for families in kept.values()),
         loss_bytes=share.most[LOSS],
         communication_bytes=share.most[COMMUNICATION],
-        host_bytes=0,
+        host_bytes=simulation.host,
+        link_seconds=2 * simulation.host / LINK,
         forward_flops=simulation.forward_flops,
         backward_flops=simulation.backward_flops,
         recompute_flops=simulation.recompute_flops,

@@ -107,7 +107,7 @@ def simulate(
             if stepper is not None:
                 stepper.step()
             log = ledger.finish(without=unused)
-    return read_log(log, known, end, flops, known_values)
+    return read_log(log, known, end, flops, known_values, hosted=ledger.hosted)
 
 
 @dataclass

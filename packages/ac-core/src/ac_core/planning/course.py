@@ -18,18 +18,28 @@ from ac_core.choice import Option as BlockOption
 from ac_core.estimation.simulate import Simulation
 from ac_core.planning.knapsack import Option, Solution, least_peak, pareto, solve
 
+
+@dataclass(frozen=True)
+class Fixed:
+    """A policy that is the same for all blocks. peak: bytes of a step. flops: run again in it."""
+
+    peak: int
+    flops: int
+
+
 _NOTHING = [Option("", 0, 0, 0.0)]
 
 
 @dataclass(frozen=True)
 class Figures:
     """What an option of a block takes. kept, working: bytes, as in NOTE [ Peak of a plan ]. flops: run again.
-    rewritten: bytes of the tensors made again."""
+    rewritten: bytes of the tensors made again, or copied. host: bytes in host memory."""
 
     kept: int
     working: int
     flops: int
     rewritten: int
+    host: int = 0
 
 
 @dataclass
@@ -39,7 +49,7 @@ class Course:
     order: the blocks, as the forward comes to them. options: figures of each block's options, the one that it has in
     the first simulation included. beside: bytes beside the options at each block's backward. between: those of the
     stretches after the first `i` blocks, for i from 0 to all of them; 0 where there is none. exchange: FLOPs that take
-    as long as making a byte again.
+    as long as making a byte again. fixed: the policies to compare with, by name.
     """
 
     order: tuple[str, ...]
@@ -47,6 +57,7 @@ class Course:
     exchange: float
     beside: dict[str, int] = field(default_factory=dict)
     between: list[int] = field(default_factory=list)
+    fixed: dict[str, Fixed] = field(default_factory=dict)
 
     def calibrate(
         self, simulated: Simulation, chosen: Mapping[str, BlockOption], *, above: float | None = None
@@ -74,6 +85,15 @@ class Course:
         for name in self.order:
             sums.append(sums[-1] + self.options[name][chosen[name]].kept)
         return sums
+
+    def peak(self, chosen: Mapping[str, BlockOption]) -> int:
+        """Of a step, in bytes."""
+        kept = self.kept_before(chosen)
+        at_blocks = (
+            kept[place] + self.options[name][chosen[name]].working + self.beside[name]
+            for place, name in enumerate(self.order)
+        )
+        return max(*at_blocks, *(k + beside for k, beside in zip(kept, self.between, strict=True)))
 
     def solve(self, limit: float) -> dict[str, BlockOption] | None:
         """The cheapest choice whose peak is at most `limit` bytes; `None` where there is none."""

@@ -12,11 +12,11 @@ from typing import Any
 from torch import nn
 
 from ac_core.apply import apply_activation_checkpointing
-from ac_core.choice import Option, selected_blocks
-from ac_core.config import ActivationCheckpointingConfig
+from ac_core.choice import OFFLOAD, Option, selected_blocks, with_offload
+from ac_core.config import ActivationCheckpointingConfig, PolicyName
 from ac_core.discovery.blocks import BlockChoice, find_blocks
 from ac_core.estimation.simulate import Simulation
-from ac_core.planning.course import Course, Figures, stations
+from ac_core.planning.course import Course, Figures, Fixed, stations
 from ac_core.planning.options import KEEP_ALL, kept_sets
 from ac_core.region.cache import turn_cache_off
 from ac_core.region.forward import checkpointed_forwards
@@ -70,6 +70,11 @@ class Bench:
             warnings.filterwarnings("ignore", "save: ")  # of families that are named in case there are any
             return self.step(apply)
 
+    def fixed(self, policy: PolicyName) -> Simulation:
+        """A step with one policy for all blocks. Raises: as `run`."""
+        config = replace(self.config, policy=policy, offload="none")
+        return self.step(lambda model: apply_activation_checkpointing(model, config, blocks=self.blocks))
+
 
 def budget_config(base: ActivationCheckpointingConfig, plan: dict[str, Any]) -> ActivationCheckpointingConfig:
     """The config that applies a plan."""
@@ -105,7 +110,29 @@ def measured(bench: Bench) -> tuple[Course, Simulation]:
         simulated = bench.run(given, "full")
         _read(course, simulated, given)
         todo = [wanted[len(places) :] for places, wanted in zip(typical, todo, strict=True)]
+    full = dict.fromkeys(order, "full")
+    selective = bench.fixed("selective")
+    course.fixed = {
+        "none": Fixed(plain.peak, 0),
+        "selective": Fixed(selective.peak, selective.recompute_flops),
+        "full": Fixed(course.peak(full), course.totals(full)[1]),
+    }
+    if bench.config.offload == "cpu":
+        moved = {use.name: use.host for use in bench.run({}, OFFLOAD).blocks}
+        for names, figures in zip(typical, by_class, strict=True):
+            figures |= {with_offload(o): _offloaded(f, moved[names[0]]) for o, f in figures.items() if o != "none"}
     return course, plain
+
+
+def _offloaded(figures: Figures, host: int) -> Figures:
+    """The same option with the inputs, of `host` bytes, in host memory.
+
+    While the block's backward runs they are back, and so are those of the block before it, which are as large: NOTE
+    [ Boundary tensors on the host ]. The copies overlap with computation, and cost the device's memory traffic.
+    """
+    return Figures(
+        max(0, figures.kept - host), figures.working + host, figures.flops, figures.rewritten + 2 * host, host
+    )
 
 
 def _read(course: Course, simulated: Simulation, given: Mapping[str, Option]) -> None:

@@ -9,7 +9,7 @@ from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
 from ac_core.choice import Option
-from ac_core.config import ActivationCheckpointingConfig, Scope
+from ac_core.config import ActivationCheckpointingConfig, OffloadName, Scope
 from ac_core.discovery.blocks import BlockChoice
 from ac_core.errors import ActivationCheckpointingError
 from ac_core.estimation.estimate import Device, Kernels, TrainingStep
@@ -18,7 +18,7 @@ from ac_core.estimation.strategies import Strategy
 from ac_core.planning.budget import Budget, parse_budget, size_text
 from ac_core.planning.course import Course
 from ac_core.planning.measuring import Bench, Step, measured
-from ac_core.planning.result import Plan, Point
+from ac_core.planning.result import FixedPolicy, Plan, Point
 from ac_core.proof.step import Loss
 
 _CORRECTIONS = 6
@@ -39,6 +39,7 @@ def plan(
     optimizer: str | Optimizer | None = "adamw",
     scope: Scope | list[str] = "all",
     layers: str | dict[str, str] | None = None,
+    offload: OffloadName = "none",
     blocks: BlockChoice | Iterable[BlockChoice] | None = None,
     strategy: Strategy = "none",
     dp_size: int = 1,
@@ -62,6 +63,7 @@ def plan(
             number of bytes, `0.5` or `"50%"` of what the step takes without checkpointing, or `"device"`: what the
             current CUDA device has left for this process.
         scope, layers: which blocks may be checkpointed, as in `ActivationCheckpointingConfig`. The others keep all.
+        offload: `"cpu"`: inputs of checkpointed blocks may go to host memory, where that makes the plan cheaper.
         model and the rest: as for `ac_core.estimate`.
 
     Raises:
@@ -87,7 +89,8 @@ def plan(
         keep_output=keep_output,
         device=device,
     )
-    return make_plan(step.simulate, budget, ActivationCheckpointingConfig(scope=scope, layers=layers), blocks)
+    config = ActivationCheckpointingConfig(scope=scope, layers=layers, offload=offload)
+    return make_plan(step.simulate, budget, config, blocks)
 
 
 def plan_here(
@@ -156,10 +159,12 @@ def fit(budget: str | int | float, bench: Bench, course: Course, plain: Simulati
         peak_bytes=simulated.peak,
         peak_moment=simulated.peak_moment,
         saved_bytes=simulated.end - sum(simulated.log.before.values()),
+        host_bytes=simulated.host,
         recompute_flops=simulated.recompute_flops,
         forward_flops=simulated.forward_flops,
         none_peak_bytes=plain.peak,
         curve=tuple(Point(peak, *course.totals(choice)) for peak, choice in course.curve(_POINTS)),
+        fixed={name: FixedPolicy(each.peak, each.flops) for name, each in course.fixed.items()},
         per_block={name: (figures.kept, figures.flops) for name, figures in shares.items()},
         config=bench.config,
     )

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from os import PathLike
 from typing import Any
 
 from ac_core.choice import Option, option_text
 from ac_core.config import ActivationCheckpointingConfig
+from ac_core.pictures import Chart, Mark, save_chart
 from ac_core.planning.budget import size_text
 from ac_core.report import table, without_index
 
@@ -23,6 +25,15 @@ class Point:
 
 
 @dataclass(frozen=True)
+class FixedPolicy:
+    """A policy that is the same for all blocks, to compare with. peak_bytes: of a step. recompute_flops: run again in
+    it."""
+
+    peak_bytes: int
+    recompute_flops: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """The cheapest checkpointing that fits a memory budget. `print(plan)` shows it block by block.
 
@@ -31,11 +42,12 @@ class Plan:
     budget: as asked. budget_bytes: what that is here.
     peak_bytes: the most that a training step has in memory under the plan, as simulated: parameters, gradients and
         optimizer state included. peak_moment: when that is.
-    saved_bytes: of that, what the forward leaves for the backward, loss included.
+    saved_bytes: of that, what the forward leaves for the backward, loss included. host_bytes: in host memory besides.
     recompute_flops: run again in a step; forward_flops: of its forward, to compare with.
     none_peak_bytes: the peak of a step without checkpointing.
     curve: the choices of which none has another that is cheaper at no higher peak, from the cheapest to the smallest.
         Predicted from the same figures as the plan, and not simulated one by one.
+    fixed: the policies none, selective and full, by name.
     per_block: of each block, what it keeps and what is run again for it; nothing of blocks that do not take part.
     config: the settings besides the plan.
     """
@@ -46,10 +58,12 @@ class Plan:
     peak_bytes: int
     peak_moment: str
     saved_bytes: int
+    host_bytes: int
     recompute_flops: int
     forward_flops: int
     none_peak_bytes: int
     curve: tuple[Point, ...]
+    fixed: dict[str, FixedPolicy]
     per_block: dict[str, tuple[int, int]]
     config: ActivationCheckpointingConfig = field(repr=False)
 
@@ -79,17 +93,48 @@ class Plan:
         try:
             values["blocks"] = {n: o if isinstance(o, str) else tuple(o) for n, o in plain["blocks"].items()}
             values["curve"] = tuple(Point(**point) for point in plain["curve"])
+            values["fixed"] = {name: FixedPolicy(**each) for name, each in plain["fixed"].items()}
             values["per_block"] = {name: tuple(figures) for name, figures in plain["per_block"].items()}
             values["config"] = ActivationCheckpointingConfig(**plain["config"])
             return cls(**values)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"plan: this is no plan as Plan.to_dict writes it ({error!r})") from error
 
+    def save_picture(self, path: str | PathLike[str]) -> None:
+        """Draw `curve`, memory against what is run again, with the fixed policies and this plan marked on it.
+
+        Args:
+            path: of the file, `.png` (which needs matplotlib: `ac-core[pictures]`), `.html` or `.svg`.
+
+        Raises:
+            ValueError: the path has another suffix.
+            ImportError: matplotlib is not installed.
+            OSError: the file cannot be written.
+        """
+        forward = max(1, self.forward_flops)
+        marks = [
+            Mark(each.peak_bytes / 2**30, 100 * each.recompute_flops / forward, name)
+            for name, each in self.fixed.items()
+        ]
+        marks.append(Mark(self.peak_bytes / 2**30, 100 * self.recompute_flops / forward, "this plan", chosen=True))
+        chart = Chart(
+            title="Peak memory of a step against what is run again",
+            x_label="peak memory, GiB",
+            y_label="run again, % of the forward's FLOPs",
+            x=[point.peak_bytes / 2**30 for point in self.curve],
+            y=[100 * point.recompute_flops / forward for point in self.curve],
+            names=[f"plan for {size_text(point.peak_bytes)}" for point in self.curve],
+            marks=marks,
+        )
+        save_chart(chart, path)
+
     def __str__(self) -> str:
         more = f", {self.recompute_flops / self.forward_flops:.1%} of the forward" if self.forward_flops else ""
+        host = f", on the host {size_text(self.host_bytes)}" if self.host_bytes else ""
         head = (
-            f"plan for {size_text(self.budget_bytes)}: peak {size_text(self.peak_bytes)} ({self.peak_moment}), without "
-            f"checkpointing {size_text(self.none_peak_bytes)}; run again {self.recompute_flops:,} FLOPs a step{more}"
+            f"plan for {size_text(self.budget_bytes)}: peak {size_text(self.peak_bytes)} ({self.peak_moment}){host}, "
+            f"without checkpointing {size_text(self.none_peak_bytes)}; run again {self.recompute_flops:,} FLOPs a step"
+            f"{more}"
         )
         rows = [("blocks", "count", "what", "keeps each", "FLOPs again each")]
         for names in _alike(self.blocks, self.per_block):

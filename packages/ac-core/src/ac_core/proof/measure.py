@@ -26,6 +26,8 @@ class Usage:
     peak_bytes: the most bytes alive at once in forward and backward, above those before; gradients included.
     forward_flops, backward_flops: FLOPs of matrix multiplications, convolutions and attention in each.
     recompute_flops: FLOPs of what checkpointing runs again, in none of the other two.
+    host_bytes: the most that offloading has in host memory at once, in none of the others; so too on the CPU, where
+        that is the same memory.
     """
 
     saved_bytes: int
@@ -33,6 +35,7 @@ class Usage:
     forward_flops: int
     backward_flops: int
     recompute_flops: int
+    host_bytes: int = 0
 
     def to_dict(self) -> dict[str, int]:
         """Plain data, for JSON."""
@@ -41,8 +44,9 @@ class Usage:
     def __str__(self) -> str:
         useful = self.forward_flops + self.backward_flops
         share = f" ({self.recompute_flops / useful:.1%} more)" if self.recompute_flops else ""
+        host = f", on the host {_bytes(self.host_bytes)}" if self.host_bytes else ""
         return (
-            f"saved for backward {_bytes(self.saved_bytes)}, peak {_bytes(self.peak_bytes)}; forward "
+            f"saved for backward {_bytes(self.saved_bytes)}, peak {_bytes(self.peak_bytes)}{host}; forward "
             f"{self.forward_flops:,} FLOPs, backward {self.backward_flops:,}, recompute {self.recompute_flops:,}{share}"
         )
 
@@ -87,7 +91,7 @@ def measure(model: nn.Module, batch: Mapping[str, Any] | tuple | list | Tensor, 
         saved = sum(
             size - after.get(number, 0) for number, size in at_end.items() if number not in parameters and size > 0
         )
-    return Usage(saved, live.peak, flops.forward, flops.backward, flops.recompute)
+    return Usage(saved, live.peak, flops.forward, flops.backward, flops.recompute, live.host_peak)
 
 
 def _steps_until_settled(model: nn.Module) -> int:

@@ -20,6 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensor  # nothing public tells a f
 from torch.utils import checkpoint, flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ac_core.region.offload import is_host_copy
+
 aten = torch.ops.aten
 
 
@@ -56,12 +58,13 @@ class _Meter(TorchDispatchMode):
 @dataclass
 class _Storage:
     """serial: its number in order of appearance. foreign: bytes that it had before this meter could see it. size: bytes
-    now. alive: the storage, or `None` once it is freed."""
+    now. alive: the storage, or `None` once it is freed. host: it is a copy that offloading has made in host memory."""
 
     serial: int
     foreign: int
     size: int
     alive: "weakref.ref[torch.UntypedStorage]"
+    host: bool
 
     @property
     def bytes(self) -> int:
@@ -75,23 +78,29 @@ class LiveBytes(_Meter):
     What an existing storage gains or loses by a resize counts as well: so does FSDP2 allocate and free its gathered
     parameters. Scratch memory inside a kernel and copies of a generator's state are not seen.
 
+    What offloading copies to the host counts by itself, on the CPU too.
+
     To count a run on fake tensors, enter it inside their mode. On an accelerator the numbers are of tensors, without
     the allocator's rounding.
 
     current: bytes alive now; below zero when more was freed by resizes than created.
     peak: the most there were at once.
+    host, host_peak: the same of what offloading has copied to the host.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.current = 0
         self.peak = 0
+        self.host = 0
+        self.host_peak = 0
         self._serials = count()
         self._storages: dict[int, _Storage] = {}  # by id, which is stable: a storage has one Python object while alive
 
     def alive(self) -> dict[int, int]:
         """`{number of a storage: its bytes}` for the storages that count now. A number is never given twice."""
-        return {storage.serial: storage.bytes for storage in self._storages.values() if storage.bytes}
+        here = (storage for storage in self._storages.values() if not storage.host)
+        return {storage.serial: storage.bytes for storage in here if storage.bytes}
 
     def numbers(self, tensors: Iterable[Tensor]) -> set[int]:
         """The numbers, as in `alive`, of the storages of `tensors`, as far as this meter has seen them."""
@@ -128,7 +137,8 @@ class LiveBytes(_Meter):
 
     def _track(self, storage: torch.UntypedStorage, foreign: int) -> _Storage:
         alive = weakref.ref(storage, partial(self._freed, id(storage)))
-        tracked = self._storages[id(storage)] = _Storage(next(self._serials), foreign, foreign, alive)
+        host = is_host_copy()
+        tracked = self._storages[id(storage)] = _Storage(next(self._serials), foreign, foreign, alive, host)
         return tracked
 
     def _freed(self, key: int, alive: "weakref.ref[torch.UntypedStorage]") -> None:
@@ -143,9 +153,12 @@ class LiveBytes(_Meter):
         self._see(storage)
 
     def _count(self, storage: _Storage, change: int) -> None:
-        del storage  # for those who want to know which
-        self.current += change
-        self.peak = max(self.peak, self.current)
+        if storage.host:
+            self.host += change
+            self.host_peak = max(self.host_peak, self.host)
+        else:
+            self.current += change
+            self.peak = max(self.peak, self.current)
 
 
 def _on_resize(callback: Callable[[torch.UntypedStorage, int], None]) -> Callable[[], None]:

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
-from torch import Tensor, cuda, equal, get_rng_state, is_grad_enabled, nn
+from torch import Tensor, compiler, cuda, equal, get_rng_state, is_grad_enabled, nn
 from torch.utils.checkpoint import checkpoint
 
 from ac_core.errors import ActivationCheckpointingError
@@ -14,6 +14,7 @@ from ac_core.mismatch.guard import MismatchGuard
 from ac_core.region.cache import is_cache, only_reads_cache
 from ac_core.region.contexts import ComposedContextFn, ContextFn
 from ac_core.region.foreign import checkpointing_flag, other_tool
+from ac_core.region.offload import Offload
 from ac_core.region.tracing import is_traced, never_compiled_alone
 from ac_core.region.watch import watched, watching
 from ac_core.trainability import needs_gradient
@@ -47,6 +48,7 @@ class CheckpointedForward:
         state_fn: ContextFn,
         context_fn: ContextFn | None,
         compiled_context_fn: ContextFn | None,
+        offload: Offload | None = None,
     ) -> None:
         self.module = module
         self.name = name
@@ -55,6 +57,7 @@ class CheckpointedForward:
         self.early_stop = early_stop
         self.context_fn = context_fn
         self.compiled_context_fn = compiled_context_fn
+        self.offload = offload
         self._mismatch_guard = MismatchGuard(module, name)
         self.state_fn = state_fn
         self._state_and_context_fn = ComposedContextFn([state_fn] if context_fn is None else [state_fn, context_fn])
@@ -82,16 +85,28 @@ class CheckpointedForward:
         self._refuse_double_checkpointing()
         for name, value in (*enumerate(args), *kwargs.items()):
             self._refuse_cache(name, value)
-        # Keyword arguments travel as positional ones. So `checkpoint` saves their tensors as it saves all its inputs,
-        # with a version check and through outer saved-tensor hooks, and no name collides with one of its own options.
         # State and guard are for eager mode alone. No `context_fn` rather than the one that does nothing: torch.compile
         # can trace only the former.
-        traced = is_traced()
-        context_fn = self.compiled_context_fn if traced else partial(self._mismatch_guard, self._state_and_context_fn)
-        contexts = {} if context_fn is None else {"context_fn": context_fn}
+        if is_traced():
+            if self.offload is not None:
+                _refuse_compiled_offload(self.name)
+            if isinstance(self.compiled_context_fn, ComposedContextFn):
+                _refuse_compiled_contexts(self.name)
+            contexts = {} if self.compiled_context_fn is None else {"context_fn": self.compiled_context_fn}
+            return self._checkpoint(args, kwargs, in_context=False, **contexts)
+        if self.offload is None:
+            context_fn = partial(self._mismatch_guard, self._state_and_context_fn)
+            return self._checkpoint(args, kwargs, in_context=True, context_fn=context_fn)
+        made = self._mismatch_guard(self._state_and_context_fn)  # which asks for hooks of others, and not for these
+        with self.offload.moving():
+            return self._checkpoint(args, kwargs, in_context=True, context_fn=lambda: made)
+
+    def _checkpoint(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, in_context: bool, **contexts: Any) -> Any:
+        # Keyword arguments travel as positional ones. So `checkpoint` saves their tensors as it saves all its inputs,
+        # with a version check and through outer saved-tensor hooks, and no name collides with one of its own options.
         return checkpoint(
             self._run,
-            _Run(in_context=not traced),
+            _Run(in_context=in_context),
             tuple(kwargs),
             *kwargs.values(),
             *args,
@@ -171,6 +186,24 @@ def without_checkpointing(model: nn.Module) -> Iterator[None]:
     finally:
         for forward, enabled in zip(forwards, before, strict=True):
             forward.enabled = enabled
+
+
+# To torch.compile, an exception while it traces is one more thing that it cannot trace: it is swallowed.
+# What is disabled it leaves to Python, so that these are raised where the block is called.
+@compiler.disable(reason="ac-core: offload 'cpu' cannot be compiled")
+def _refuse_compiled_offload(block: str) -> None:
+    raise ActivationCheckpointingError(
+        f"block '{block}' is compiled, and the compiler decides itself what is kept where, so that offload 'cpu' would "
+        "do nothing; leave offload at 'none', or do not compile"
+    )
+
+
+@compiler.disable(reason="ac-core: several context functions cannot be compiled")
+def _refuse_compiled_contexts(block: str) -> None:
+    raise ActivationCheckpointingError(
+        f"block '{block}' is compiled, and torch.compile cannot trace several context functions around one checkpoint "
+        "(context_fn= beside policy 'selective' or 'budget', or a list of them); use one of them, or do not compile"
+    )
 
 
 class _Run:
