@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException
 
 from ac_recipes.errors import LostPeerError, RankError, RunError
@@ -60,6 +61,17 @@ def test_out_of_memory_names_the_plan_that_fits(told, error):
     budget = message.rpartition(" ")[2]
     assert f"; {KEPT}. Find what fits with: ac-recipes plan tiny.yaml --optimizer.lr 0.1 --budget {budget}" in message
     assert float(budget.removesuffix("GiB")) <= memory_limit(torch.device("cpu")) / 2**30
+
+
+def test_out_of_memory_in_a_save_is_told_as_such_and_once(tiny, monkeypatch):
+    def no_memory(*_arguments, **_options):
+        raise MemoryError
+
+    monkeypatch.setattr(dcp, "save", no_memory)
+    with pytest.raises(RankError) as caught:
+        train(tiny(), "tiny", invocation=INVOCATION)
+    assert str(caught.value).startswith(f"out of memory for this process ({MACHINE}), while the checkpoint of step 2 ")
+    assert str(caught.value).count("ac-recipes plan") == 1
 
 
 @pytest.mark.parametrize(
