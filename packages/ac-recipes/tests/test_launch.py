@@ -1,14 +1,23 @@
 """Ranks are started, heard, and ended."""
 
+import json
+import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from ac_recipes.cli import main
+from ac_recipes.errors import LostPeerError, RankError, RunError
+from ac_recipes.rank_process import told_as
 from ac_recipes.training.checkpoint import whole_checkpoints
+from ac_recipes.training.manifest import damage
+from ac_recipes.training.trainer import train
 
 DIVERGING = ["--optimizer.lr=1e30", "--lr_scheduler.lr_warmup_steps=0", "--clip_grad_norm.max_norm=null"]
 
@@ -99,6 +108,89 @@ def test_a_signal_to_the_launcher_saves_on_all_ranks_and_ends_well(tiny_file):
     assert checkpoint.world_size == 2
     resume = f"ac-recipes train {tiny_file} --nproc-per-node 2 {' '.join(endless)} --resume {run}"
     assert out.splitlines()[-1] == f"stopped by SIGTERM after step {checkpoint.step}; go on with: {resume}"
+
+
+def test_a_rank_that_is_killed_is_named_and_the_others_end(tiny_file):
+    endless = ["--step_scheduler.max_steps", "100000", "--step_scheduler.ckpt_every_steps", "1"]
+    launcher = command("train", str(tiny_file), "--nproc-per-node", "2", *endless, "--checkpoint.keep_last", "2")
+    while not (line := launcher.stdout.readline()).startswith("step 2/100000 | checkpoint"):
+        assert line, launcher.communicate()
+    workers = children(launcher.pid)
+    victim = next(pid for pid in workers if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
+    os.kill(victim, signal.SIGKILL)
+    code, _, err = outcome(launcher)
+    assert code == 1, err
+    told = [line for line in err.splitlines() if line.startswith("ac-recipes: ")]
+    assert len(told) == 1, err
+    assert told[0].startswith("ac-recipes: rank 1: ended by SIGKILL, "), err
+    assert "Traceback" not in err
+    assert not any(map(alive, workers))
+    (run,) = (tiny_file.parent / "runs").iterdir()
+    assert [c for c in whole_checkpoints(run / "checkpoints") if damage(c) is None], "a checkpoint to go on from"
+
+
+def test_two_nodes_train_as_one_process_does(tiny_file, tiny):
+    """Two launchers that meet on this machine, with one rank each."""
+    alone = train(tiny(), "tiny")
+    together = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-id", "tiny", "--json"]
+    nodes = [command("train", str(tiny_file), *together) for _ in range(2)]
+    ends = [outcome(node) for node in nodes]
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    (printed,) = [out for _, out, _ in ends if out]
+    there = json.loads(printed)
+    assert there["steps"] == 6
+    assert math.isclose(there["loss"], alone.loss, rel_tol=1e-5)
+    (session,) = map(json.loads, (Path(there["run"]) / "sessions.jsonl").read_text().splitlines())
+    assert session["ranks"] == 2
+    assert session["command"] == ["ac-recipes", "train", str(tiny_file), *together]
+
+
+STATIC = ["--rdzv-backend", "static", "--nnodes", "2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--nnodes", "0"], "--nnodes: 0 is below 1"),
+        (["--nnodes", "2"], "--rdzv-endpoint: missing; 2 nodes with --rdzv-backend c10d need it"),
+        (["--rdzv-endpoint", "a:1"], "--rdzv-endpoint: a:1 is for several nodes; give --nnodes as well"),
+        (["--nnodes", "2", "--rdzv-endpoint", "a:1", "--node-rank", "0"], "--node-rank: 0 is for --rdzv-backend"),
+        ([*STATIC, "--master-addr", "a", "--node-rank", "0"], "--master-port: missing; 2 nodes"),
+        ([*STATIC, "--rdzv-id", "x"], "--rdzv-id: x is for --rdzv-backend c10d"),
+        (
+            [*STATIC, "--master-addr", "a", "--master-port", "1", "--node-rank", "2"],
+            "--node-rank: 2 is not one of the 2 nodes, 0 first",
+        ),
+        (["--nnodes", "3", "--rdzv-endpoint", "a:1"], "4 sequences cannot be shared evenly by 3 ranks"),
+    ],
+)
+def test_what_nodes_lack_or_would_ignore_is_refused(tiny_file, capsys, arguments, message):
+    assert main(["train", str(tiny_file), *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    ("error", "environment", "told"),
+    [
+        (RunError("NaN"), {}, "NaN"),
+        (RunError("NaN"), {"RANK": "0"}, "NaN"),
+        (RunError("NaN"), {"RANK": "1"}, None),
+        (RankError("disk"), {"RANK": "1"}, "rank 1: disk"),
+        (LostPeerError("gone"), {"RANK": "1"}, None),
+    ],
+)
+def test_under_torchrun_each_error_is_told_by_one_rank(monkeypatch, error, environment, told):
+    others = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"} if environment else {}
+    for name, value in (environment | others).items():
+        monkeypatch.setenv(name, value)
+    assert told_as(error) == told
+
+
+def free_port():
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        return server.getsockname()[1]
 
 
 def children(pid):

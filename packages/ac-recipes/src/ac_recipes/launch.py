@@ -16,8 +16,10 @@ from ac_recipes.invocation import Invocation
 from ac_recipes.rank_process import PARENT
 
 STOP_FILE = "AC_RECIPES_STOP_FILE"
-"""Environment variable with the name of a file in which the launcher leaves the number of a signal that it was sent. It
-does not pass the signal itself on: a terminal or Slurm may have sent it to the ranks as well, and the second one kills."""
+"""Environment variable with the name of a file in which the launcher leaves the number of a signal that it was sent.
+
+It does not pass the signal itself on: a terminal or Slurm may have sent it to the ranks too, and a second one kills.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,7 +57,7 @@ def test_a_run_ends_well_and_goes_on_to_the_bit(tiny, signalled, monkeypatch, ca
 
 def test_where_nothing_may_be_saved_the_run_says_so(tiny, signalled):
     signalled(signal.SIGTERM)
-    with pytest.raises(RunInterruptedError, match=r"ended by SIGTERM; nothing is saved, as checkpoint\.enabled is fals"):
+    with pytest.raises(RunInterruptedError, match=r"ended by SIGTERM; nothing is saved, as checkpoint\.enabled"):
         train(tiny("checkpoint.enabled=false"), "tiny")
 
 

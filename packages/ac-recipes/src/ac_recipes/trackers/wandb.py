@@ -1,5 +1,6 @@
 """Scalars and the recipe for Weights & Biases."""
 
+import uuid
 from pathlib import Path
 
 from ac_recipes.errors import UsageError
@@ -19,7 +20,7 @@ class WandbTracker:
 
         kept_id = run / "wandb-id.txt"
         if not kept_id.exists():
-            kept_id.write_text(wandb.util.generate_id(), encoding="utf-8")
+            kept_id.write_text(uuid.uuid4().hex, encoding="utf-8")
         try:
             self._run = wandb.init(
                 project=config.project,

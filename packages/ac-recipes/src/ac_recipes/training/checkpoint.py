@@ -44,8 +44,7 @@ def save_checkpoint(  # noqa: PLR0917 - what is saved, and by whom
     final = folder / f"step-{step:08d}"
     partial = final.with_name(f"{final.name}.partial")
     if ranks.is_first:
-        for leftover in folder.glob("step-*.partial"):  # of kills: they may fill the disk
-            shutil.rmtree(leftover)
+        discard_partial(folder)
         partial.mkdir(parents=True)
     ranks.wait()
     model_state, optimizer_state = get_state_dict(model, optimizer)
@@ -66,6 +65,12 @@ def save_checkpoint(  # noqa: PLR0917 - what is saved, and by whom
         _sync_folder(folder)
     ranks.wait()
     return final
+
+
+def discard_partial(folder: Path) -> None:
+    """Delete what kills and failures have left in `folder`: it may fill the disk, and is of no use."""
+    for leftover in folder.glob("step-*.partial"):
+        shutil.rmtree(leftover)
 
 
 def whole_checkpoints(folder: Path) -> list[Checkpoint]:

@@ -71,9 +71,9 @@ class RunConsole:
             self._live = None
 
     def step(
-        self, step: int, of: int, *, loss: float, grad_norm: float, lr: float, peak_bytes: int, rate: float, is_due: bool
+        self, step: int, of: int, *, loss: float, grad_norm: float, lr: float, peak_bytes: int, rate: float, line: bool
     ) -> None:
-        """One optimizer step: a line if one `is_due`, and the live line in any case.
+        """One optimizer step, in the live line and, if asked, in a `line` of its own.
 
         `peak_bytes`: the largest of all ranks. `rate`: tokens a second over all ranks.
         """
@@ -81,7 +81,7 @@ class RunConsole:
             f"loss {loss:.4f} | grad_norm {grad_norm:.2f} | lr {lr:.2e} | mem {peak_bytes / GIB:.2f} GiB "
             f"| {rate:,.0f} tokens/s"
         )
-        if is_due:
+        if line:
             self.line(f"step {step:>{len(str(of))}}/{of} | {figures}")
         if self._live is not None:
             self._live.update(step, figures)

@@ -1,10 +1,12 @@
 """What ends a run, in words: what happened, what is kept, what to do."""
 
 import errno
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.distributed.checkpoint import CheckpointException
 
 from ac_recipes.errors import LostPeerError, RankError, RunError, UsageError
 from ac_recipes.invocation import Invocation
@@ -15,7 +17,8 @@ from ac_recipes.training.run_folder import RunFolder
 
 _GIB = 2**30
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_NO_SPACE_TEXT = ("No space left on device", "Disk quota exceeded", "File too large")
+_CUT_OFF_TEXT = "unexpected pos"  # torch's zip writer; the OSError that it hides gets lost between ranks
+_NO_SPACE_TEXT = ("No space left on device", "Disk quota exceeded", "File too large", _CUT_OFF_TEXT)
 _NO_MEMORY_TEXT = ("not enough memory", "can't allocate memory", "Cannot allocate memory", "CUDA out of memory")
 _LOST_PEER_TEXT = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 
@@ -49,9 +52,11 @@ class Faults:
 
     def explain(self, error: BaseException) -> RunError | None:
         """`error` as the run's last words; None if it is not known, or has been explained already."""
+        if isinstance(error, RunError):
+            return None
         if is_out_of_memory(error):
             return RankError(self._out_of_memory(error))
-        if isinstance(error, (RunError, UsageError)):
+        if isinstance(error, UsageError):
             return None
         if is_disk_full(error):
             return RankError(f"{_reason(error)}, {self.when}; {self.kept()}. Make room, and {self.go_on()}")
@@ -94,8 +99,8 @@ class Faults:
         limit = memory_limit(device)
         where = f"on {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "for this process"
         return (
-            f"out of memory {where} ({limit / _GIB:.1f} GiB), {self.when}: {_reason(error)}; {self.kept()}. Find what fits "
-            f"with: {self._invocation.plan(limit)}"
+            f"out of memory {where} ({limit / _GIB:.1f} GiB), {self.when}: {_reason(error)}; {self.kept()}. Find what "
+            f"fits with: {self._invocation.plan(limit)}"
         )
 
 
@@ -118,16 +123,22 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """`error` and what it came from: causes, what it was raised in the handling of, what it collects from ranks."""
     while error is not None:
         yield error
-        error = error.__cause__
+        if isinstance(error, CheckpointException):
+            for failure, _stack in error.failures.values():
+                yield from _chain(failure)
+        error = error.__cause__ or error.__context__
 
 
 def _reason(error: BaseException) -> str:
-    """What `error` says, in one line: of a file, its name and the system's words; of torch, the first sentence."""
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    # A CheckpointException is a heading, a traceback and the error that matters.
-    told = next((line for line in lines if any(text in line for text in _NO_SPACE_TEXT)), lines[0])
-    return told.partition(". ")[0][:300]
+    """What went wrong in one line: in the system's words, with the file, if a system call is what failed."""
+    chain = list(_chain(error))
+    if failed := next((each for each in chain if isinstance(each, OSError) and each.strerror), None):
+        return f"{failed.filename}: {failed.strerror}" if failed.filename else str(failed.strerror)
+    if any(_CUT_OFF_TEXT in str(each) for each in chain):
+        return "a file could be written only in part, as on a full disk"
+    told = next(each for each in chain if not isinstance(each, CheckpointException))
+    lines = [line.strip() for line in str(told).splitlines() if line.strip()] or [type(told).__name__]
+    return re.sub(r"^\[enforce fail at [^\]]*\][^.]*\. ", "", lines[0]).partition(". ")[0][:300]

@@ -122,7 +122,8 @@ class Loop:
         """Write a checkpoint; with `keep_best`, it has a validation loss to be judged by."""
         if self.recipe.checkpoint.keep_best and self.validation_loss is None:
             self.validate()
-        self.saver.save(self.done, self.validation_loss)
+        path = self.saver.save(self.done, self.validation_loss)
+        self.console.line(f"step {self.done}/{self.schedule.max_steps} | checkpoint {path}")
 
     def stop(self, signum: signal.Signals) -> Result:
         """End early: save, and say how to go on."""

@@ -61,7 +61,7 @@ class MetricsLog:
             lr=figures.lr,
             peak_bytes=figures.peak_bytes,
             rate=figures.tokens_per_second,
-            is_due=is_due,
+            line=is_due,
         )
 
     def validation(self, step: int, loss: float) -> None:

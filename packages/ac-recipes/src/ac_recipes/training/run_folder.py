@@ -16,7 +16,7 @@ from ac_recipes.training.checkpoint import whole_checkpoints
 
 @dataclass(frozen=True)
 class RunFolder:
-    """`recipe.yaml`, `tokenizer.json`, `data.sha256`, `metrics.jsonl`, `sessions.jsonl` and `checkpoints/` of one run."""
+    """`recipe.yaml`, `tokenizer.json`, `data.sha256`, `metrics.jsonl`, `sessions.jsonl`, `checkpoints/` of one run."""
 
     path: Path
 

@@ -9,7 +9,13 @@ from torch.optim import Optimizer
 
 from ac_recipes.errors import RunError
 from ac_recipes.training import retention
-from ac_recipes.training.checkpoint import found_checkpoints, load_checkpoint, save_checkpoint, whole_checkpoints
+from ac_recipes.training.checkpoint import (
+    discard_partial,
+    found_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+    whole_checkpoints,
+)
 from ac_recipes.training.config import CheckpointConfig
 from ac_recipes.training.console import RunConsole
 from ac_recipes.training.faults import Faults
@@ -38,8 +44,9 @@ class Saver:
         try:
             path = save_checkpoint(self.folder, step, self.model, self.optimizer, self.ranks, validation_loss)
         except (OSError, RuntimeError, MemoryError, CheckpointException) as error:
+            if self.ranks.is_first:
+                discard_partial(self.folder)
             raise self.faults.not_saved(error, step) from error
-        self.console.line(f"step {step} | checkpoint {path}")
         if self.ranks.is_first:
             for checkpoint in retention.superseded(whole_checkpoints(self.folder), self.config):
                 retention.remove(checkpoint)

@@ -1,0 +1,151 @@
+"""What ends a run is told in one line, with what is kept and the command that goes on."""
+
+import errno
+import re
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import CheckpointException
+
+from ac_recipes.errors import LostPeerError, RankError, RunError
+from ac_recipes.invocation import Invocation
+from ac_recipes.training.faults import is_disk_full, is_out_of_memory
+from ac_recipes.training.memory import memory_limit
+from ac_recipes.training.trainer import Trainer, train
+
+INVOCATION = Invocation(("train", "tiny.yaml", "--nproc-per-node", "2", "--optimizer.lr", "0.1", "--json"))
+MACHINE = f"{memory_limit(torch.device('cpu')) / 2**30:.1f} GiB"
+
+
+@pytest.fixture
+def told(tiny, monkeypatch):
+    """The error that a run ends with when `error` is raised in its fourth step; RUN in place of its folder."""
+
+    def of(error):
+        microbatches = Trainer.microbatches
+
+        def fail(self):
+            if self.steps_done == 3:
+                raise error
+            return microbatches(self)
+
+        monkeypatch.setattr(Trainer, "microbatches", fail)
+        with pytest.raises(RunError) as caught:
+            train(tiny(), "tiny", invocation=INVOCATION)
+        (run,) = Path(tiny().run.dir).iterdir()
+        return caught.value, str(caught.value).replace(str(run), "RUN")
+
+    return of
+
+
+KEPT = "the newest checkpoint is RUN/checkpoints/step-00000002"
+GO_ON = "go on with: ac-recipes train tiny.yaml --nproc-per-node 2 --optimizer.lr 0.1 --json --resume RUN"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of ..."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried ..."),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."),
+        MemoryError(),
+    ],
+)
+def test_out_of_memory_names_the_plan_that_fits(told, error):
+    raised, message = told(error)
+    assert isinstance(raised, RankError)
+    assert message.startswith(f"out of memory for this process ({MACHINE}), in step 4: ")
+    budget = message.rpartition(" ")[2]
+    assert f"; {KEPT}. Find what fits with: ac-recipes plan tiny.yaml --optimizer.lr 0.1 --budget {budget}" in message
+    assert float(budget.removesuffix("GiB")) <= memory_limit(torch.device("cpu")) / 2**30
+
+
+def test_out_of_memory_in_a_save_is_told_as_such_and_once(tiny, monkeypatch):
+    def no_memory(*_arguments, **_options):
+        raise MemoryError
+
+    monkeypatch.setattr(dcp, "save", no_memory)
+    with pytest.raises(RankError) as caught:
+        train(tiny(), "tiny", invocation=INVOCATION)
+    assert str(caught.value).startswith(f"out of memory for this process ({MACHINE}), while the checkpoint of step 2 ")
+    assert str(caught.value).count("ac-recipes plan") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "begins", "remedy"),
+    [
+        (OSError(errno.EIO, "Input/output error", "data.jsonl"), "data.jsonl: Input/output error, in step 4", "mended"),
+        (FileNotFoundError(2, "No such file or directory", "a.png"), "a.png: No such file or directory, in", "mended"),
+        (OSError(errno.ENOSPC, "No space left on device", "m.jsonl"), "m.jsonl: No space left on device, in", "room"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "Disk quota exceeded, in step 4", "room"),
+    ],
+)
+def test_a_file_that_cannot_be_read_or_written_is_named(told, error, begins, remedy):
+    _, message = told(error)
+    assert message.startswith(begins)
+    assert KEPT in message
+    assert remedy in message
+    assert message.endswith(GO_ON)
+
+
+def test_a_rank_that_lost_another_leaves_the_word_to_it(told):
+    raised, message = told(RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:4711"))
+    assert isinstance(raised, LostPeerError)
+    assert message == f"another rank has ended, in step 4, and says why on its node; {KEPT}"
+
+
+def test_a_mistake_of_the_program_is_not_dressed_up(tiny, monkeypatch):
+    monkeypatch.setattr(Trainer, "microbatches", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(tiny(), "tiny")
+
+
+def test_a_loss_that_is_not_finite_names_what_is_kept_and_what_to_lower(tiny, monkeypatch):
+    forward = Trainer.forward
+
+    def spoilt(self, *arguments):
+        return forward(self, *arguments) * (float("nan") if self.steps_done == 3 else 1.0)
+
+    monkeypatch.setattr(Trainer, "forward", spoilt)
+    with pytest.raises(RunError) as caught:
+        train(tiny(), "tiny", invocation=INVOCATION)
+    (run,) = Path(tiny().run.dir).iterdir()
+    assert str(caught.value).replace(str(run), "RUN") == (
+        f"the loss is nan at step 4; {KEPT}. Try a smaller optimizer.lr, a longer lr_scheduler.lr_warmup_steps or a "
+        f"smaller clip_grad_norm.max_norm; {GO_ON}"
+    )
+
+
+def test_faults_are_found_behind_what_torch_makes_of_them():
+    hiding = RuntimeError("[enforce fail at inline_container.cc:672] . some other words")
+    hiding.__context__ = OSError(errno.ENOSPC, "No space left on device")
+    assert is_disk_full(hiding)
+    assert is_disk_full(CheckpointException("save", {1: (hiding, None)}))
+    assert is_disk_full(CheckpointException("save", {1: (RuntimeError("unexpected pos 704 vs 598"), None)}))
+    assert is_out_of_memory(CheckpointException("save", {0: (MemoryError(), None)}))
+    assert not is_disk_full(OSError(errno.EIO, "Input/output error"))
+    assert not is_out_of_memory(RuntimeError("shapes do not match"))
+
+
+def test_memory_that_is_really_not_there_is_told(tiny, monkeypatch):
+    """The address space is limited to little more than the run has; the first batch needs much more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    microbatches = Trainer.microbatches
+
+    def limited(self):
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**27, hard))
+        return microbatches(self)
+
+    monkeypatch.setattr(Trainer, "microbatches", limited)
+    large = ("step_scheduler.global_batch_size=4096", "step_scheduler.local_batch_size=4096")
+    try:
+        with pytest.raises(RankError) as caught:
+            train(tiny(*large), "tiny", invocation=INVOCATION)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert re.match(r"out of memory for this process \(\d+\.\d GiB\), in step 1: .*allocate", str(caught.value))
+    assert "; no checkpoint was written yet. Find what fits with: ac-recipes plan tiny.yaml" in str(caught.value)
