@@ -189,6 +189,9 @@ class Recipe(Section):
             raise ValueError(
                 f"lr_scheduler.min_lr: {self.lr_scheduler.min_lr!r} is above optimizer.lr {self.optimizer.lr!r}"
             )
+        for path, name in self.pretrained_names():
+            if not name:
+                raise ValueError(f"{path}: is empty")
         check_together(self.dataset, self.validation_dataset, self.packed_sequence)
         try:
             self.tokenizer.check_vocab_size(self.model.pretrained_model_name_or_path)
@@ -205,6 +208,14 @@ class Recipe(Section):
                     f"distributed.{size}: {getattr(self.distributed, size)} is not available in this version of "
                     "ac-recipes; leave it at 1"
                 )
+
+    def pretrained_names(self) -> list[tuple[str, str]]:
+        """Every pretrained model or tokenizer that is named, after the field that names it."""
+        fields = {
+            "model.pretrained_model_name_or_path": self.model.pretrained_model_name_or_path,
+            "tokenizer.pretrained_model_name_or_path": self.tokenizer.pretrained_model_name_or_path,
+        }
+        return [(field, name) for field, name in fields.items() if name is not None]
 
 
 TARGETS: dict[str, dict[str, object]] = {
