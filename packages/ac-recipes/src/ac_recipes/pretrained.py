@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ac_recipes.errors import UsageError
+from ac_recipes.hub import check_hub
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -112,6 +113,7 @@ def _load(from_pretrained: Callable[..., T], name: str, field: str, **options: A
     import transformers
 
     found = find_pretrained(name, field)
+    check_hub(found.name, "model", field)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
@@ -121,11 +123,6 @@ def _load(from_pretrained: Callable[..., T], name: str, field: str, **options: A
         if found.gguf_file is not None and isinstance(error, ImportError):
             raise UsageError(
                 f"{field}: a GGUF file needs more libraries; pip install 'ac-recipes[gguf]' ({_line(error)})"
-            ) from error
-        if isinstance(error, OSError) and not Path(found.name).exists():
-            raise UsageError(
-                f"{field}: {name} is no folder here, and the Hugging Face hub does not give it ({_line(error)}); name "
-                "a local folder, or download it where the hub can be reached"
             ) from error
         raise UsageError(f"{field}: transformers cannot load {name}: {_line(error)}") from error
 

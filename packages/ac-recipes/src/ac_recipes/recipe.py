@@ -193,6 +193,9 @@ class Recipe(Section):
             raise ValueError(
                 f"lr_scheduler.min_lr: {self.lr_scheduler.min_lr!r} is above optimizer.lr {self.optimizer.lr!r}"
             )
+        for path, name in self.pretrained_names():
+            if not name:
+                raise ValueError(f"{path}: is empty")
         check_together(self.dataset, self.validation_dataset, self.packed_sequence)
         try:
             self.tokenizer.check_vocab_size(self.model.pretrained_model_name_or_path)
@@ -216,5 +219,13 @@ class Recipe(Section):
                 f"model.backend.dispatcher_recompute_cache: {cache!r} keeps outputs for a recompute, and "
                 "distributed.activation_checkpointing is off; turn it on, or set the cache to 'none'"
             )
+
+    def pretrained_names(self) -> list[tuple[str, str]]:
+        """Every pretrained model or tokenizer that is named, after the field that names it."""
+        fields = {
+            "model.pretrained_model_name_or_path": self.model.pretrained_model_name_or_path,
+            "tokenizer.pretrained_model_name_or_path": self.tokenizer.pretrained_model_name_or_path,
+        }
+        return [(field, name) for field, name in fields.items() if name is not None]
 
 

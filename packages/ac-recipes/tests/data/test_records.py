@@ -126,9 +126,14 @@ def test_conversations_in_yaml(tmp_path):
 
 
 def test_a_dataset_of_hugging_face(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    datasets.Dataset.from_list([GOOD, GOOD]).save_to_disk(str(tmp_path / "saved"))
-    assert [r.fields for r in read(str(tmp_path / "saved"))] == [GOOD, GOOD]
+    pytest.importorskip("datasets")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "train.jsonl").write_text(f"{json.dumps(GOOD)}\n" * 2)
+    first, second = read(str(tmp_path / "folder"))
+    assert first.fields == second.fields == GOOD
+    assert second.place == f"{tmp_path / 'folder'}[train][1]"
+    with pytest.raises(UsageError, match=r"^dataset\.path_or_dataset_id: the dataset .* cannot be loaded: .*dev"):
+        read(str(tmp_path / "folder"), split="dev")
 
 
 def test_a_dataset_of_hugging_face_without_the_library_is_one_line(monkeypatch):

@@ -6,6 +6,7 @@ from ac_recipes.data.config import RecordsDatasetConfig, TextDatasetConfig
 from ac_recipes.data.files import read_text
 from ac_recipes.data.records import DataError, is_local, read_records
 from ac_recipes.errors import UsageError
+from ac_recipes.pretrained import PACKAGE, find_pretrained
 from ac_recipes.reader import Problem
 from ac_recipes.recipe import Recipe
 
@@ -20,6 +21,12 @@ def check_data(recipe: Recipe) -> Iterator[Problem]:
             yield from _check_text(section, config)
         elif isinstance(config, RecordsDatasetConfig) and all(map(is_local, config.sources)):
             yield from _check_records(section, config)
+    for field, name in recipe.pretrained_names():
+        if not name.startswith(PACKAGE):
+            try:
+                find_pretrained(name, field)
+            except UsageError as error:
+                yield Problem(path=tuple(field.split(".")), message=str(error).removeprefix(f"{field}: "))
     if recipe.tokenizer.chat_template is not None:
         try:
             read_text(recipe.tokenizer.chat_template)

@@ -6,6 +6,7 @@ from typing import Any
 
 from ac_recipes.data.config import RecordsDatasetConfig
 from ac_recipes.errors import UsageError
+from ac_recipes.hub import check_hub
 
 
 def load_hub_dataset(source: str, config: RecordsDatasetConfig, field: str) -> Iterable[dict[str, Any]]:
@@ -21,6 +22,7 @@ def load_hub_dataset(source: str, config: RecordsDatasetConfig, field: str) -> I
             f"{field}: {source!r} is no file (.jsonl, .json, .yml), so it is a Hugging Face dataset, which needs the "
             "datasets library; pip install 'ac-recipes[datasets]'"
         ) from error
+    check_hub(source, "dataset", field)
     try:
         if (Path(source) / "dataset_dict.json").is_file() or (Path(source) / "state.json").is_file():
             loaded = datasets.load_from_disk(source)
@@ -28,7 +30,4 @@ def load_hub_dataset(source: str, config: RecordsDatasetConfig, field: str) -> I
         return datasets.load_dataset(source, config.name, split=config.split)
     except Exception as error:  # the library raises of every kind
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
-        raise UsageError(
-            f"{field}: the dataset {source} cannot be had ({reason}); give a folder or a file, or download it where "
-            "the Hugging Face hub can be reached"
-        ) from error
+        raise UsageError(f"{field}: the dataset {source} cannot be loaded: {reason}") from error

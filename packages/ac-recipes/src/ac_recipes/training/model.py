@@ -1,6 +1,7 @@
 """Building the model that a recipe describes."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import transformers
@@ -9,6 +10,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    PreTrainedConfig,
     PreTrainedModel,
 )
 
@@ -79,8 +81,18 @@ def _pretrained(config: ModelConfig, name: str, vocab_size: int) -> PreTrainedMo
         raise UsageError(
             f"tokenizer: it has {vocab_size} entries, but {name} has embeddings for {entries}; use the model's own"
         )
-    for field, expected in (config.config or {}).items():
-        found = getattr(model.config, field, None)
-        if found != expected:
-            raise UsageError(f"model.config.{field}: the recipe says {expected!r}, but {name} has {found!r}")
+    if config.config is not None:
+        _check_expected(config.config, model.config, name)
     return model
+
+
+def _check_expected(fields: dict[str, Any], found: PreTrainedConfig, name: str) -> None:
+    """Refuse a model that is not what the recipe says it is, in whatever spelling transformers takes for it."""
+    model_type = fields["model_type"]
+    if found.model_type != model_type:
+        raise UsageError(f"model.config.model_type: the recipe says {model_type!r}, but {name} is {found.model_type!r}")
+    expected, default = AutoConfig.for_model(**fields).to_dict(), AutoConfig.for_model(model_type).to_dict()
+    for field, value in expected.items():
+        other = getattr(found, field, None)
+        if (field in fields or value != default.get(field)) and value != other:
+            raise UsageError(f"model.config: the recipe says {field} = {value!r}, but in {name} it is {other!r}")

@@ -1,7 +1,9 @@
 """What can be known before anything is started: that the recipe fits the ranks and that its data can be read."""
 
 from ac_recipes.data.prepare import read_source
+from ac_recipes.hub import check_hub
 from ac_recipes.parallel.setup import DistributedSetup, compile_config
+from ac_recipes.pretrained import find_pretrained
 from ac_recipes.recipe import Recipe
 from ac_recipes.trackers import check_trackers
 from ac_recipes.training.batches import BatchPlan
@@ -15,6 +17,8 @@ def preflight(recipe: Recipe, world_size: int) -> BatchPlan:
     """
     check_trackers(recipe)
     layout = setup_of(recipe).layout(world_size)
+    for field, name in recipe.pretrained_names():
+        check_hub(find_pretrained(name, field).name, "model", field)
     read_source(recipe.dataset)
     if recipe.validation_dataset is not None:
         read_source(recipe.validation_dataset, "validation_dataset")
