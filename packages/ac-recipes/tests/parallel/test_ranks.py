@@ -59,3 +59,29 @@ def test_two_ranks_of_every_kind(tiny, train_on_ranks):
     runs = train_on_ranks(2, *(tiny(*SHORT, *model, *settings) for model, settings in cases.values()))
     for (case, (model, _)), run in zip(cases.items(), runs, strict=True):
         assert_alike(run, models[model], case)
+
+
+def test_four_ranks_that_share_out_several_things(tiny, train_on_ranks):
+    cases = {
+        "copies of shards": ((), ("distributed.dp_replicate_size=2",)),
+        "shards of tensor-parallel parts": ((QWEN3,), ("distributed.tp_size=2",)),
+        "copies of experts": ((MOE,), ("distributed.ep_size=2", "distributed.dp_replicate_size=2")),
+    }
+    one = ("step_scheduler.local_batch_size=1",)
+    models = {model: train(tiny(*SHORT, *model), "alone").run for model, _ in cases.values()}
+    runs = train_on_ranks(4, *(tiny(*SHORT, *one, *model, *settings) for model, settings in cases.values()))
+    for (case, (model, _)), run in zip(cases.items(), runs, strict=True):
+        assert_alike(run, models[model], case)
+
+
+@pytest.mark.parametrize(("model", "size"), [(QWEN3, "distributed.tp_size=2"), (MOE, "distributed.ep_size=2")])
+def test_a_run_goes_on_on_ranks_and_alone(tiny, train_on_ranks, model, size):
+    short = (*SHORT, "lr_scheduler.lr_decay_style=constant", model)
+    longer = (*short, "step_scheduler.max_steps=5")
+    expected = train(tiny(*longer), "whole").run
+    half = train(tiny(*short), "half").run
+    shared, resumed = train_on_ranks(2, tiny(*short, size), (tiny(*longer, size), half))
+    assert resumed == half
+    assert_alike(resumed, expected, "from one process to ranks")
+    train(tiny(*longer), "back", resume=shared)
+    assert_alike(shared, expected, "from ranks to one process")
