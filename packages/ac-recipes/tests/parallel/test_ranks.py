@@ -56,9 +56,12 @@ def test_two_ranks_of_every_kind(tiny, train_on_ranks):
         "experts under DDP": ((MOE,), (ep, "distributed.strategy=ddp")),
     }
     models = {model: train(tiny(*SHORT, *model), "alone").run for model in {model for model, _ in cases.values()}}
-    runs = train_on_ranks(2, *(tiny(*SHORT, *model, *settings) for model, settings in cases.values()))
-    for (case, (model, _)), run in zip(cases.items(), runs, strict=True):
+    balanced = (MOE.replace("num_experts:", "output_router_logits: true, router_aux_loss_coef: 0.5, num_experts:"),)
+    jobs = [*cases.values(), (balanced, ()), (balanced, (ep, TAIL))]
+    runs = train_on_ranks(2, *(tiny(*SHORT, *model, *settings) for model, settings in jobs))
+    for (case, (model, _)), run in zip(cases.items(), runs[:-2], strict=True):
         assert_alike(run, models[model], case)
+    assert_alike(runs[-1], runs[-2], "experts shared out or not, with a loss for their balance")
 
 
 def test_four_ranks_that_share_out_several_things(tiny, train_on_ranks):

@@ -190,9 +190,10 @@ class Trainer:
         )
         set_learning_rate(self.optimizer, rate)
         total = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
+        all_microbatches = len(microbatches) * self.data.world_size
         for index, (inputs, labels) in enumerate(microbatches):
             with no_gradient_exchange(self.model, is_last=index == len(microbatches) - 1):
-                loss = self.forward(inputs, labels, max(1, label_tokens))
+                loss = self.forward(inputs, labels, max(1, label_tokens), auxiliary_share=1 / all_microbatches)
                 # Gradients are averaged over the data-parallel ranks; the loss is divided by the tokens of all of them.
                 (loss * self.data.world_size).backward()
             total += loss.detach()
@@ -216,10 +217,16 @@ class Trainer:
         windows = [self.sequences.train[ids].to(self.ranks.device) for ids in mine.split(self.plan.local)]
         return [(w[:, :-1], w[:, 1:]) for w in windows]
 
-    def forward(self, inputs: Tensor, labels: Tensor, label_tokens: int) -> Tensor:
-        """The loss summed over `labels` and divided by `label_tokens`, through the whole model and its wrappers."""
+    def forward(self, inputs: Tensor, labels: Tensor, label_tokens: int, auxiliary_share: float = 0.0) -> Tensor:
+        """The loss summed over `labels` and divided by `label_tokens`, through the whole model and its wrappers.
+
+        A model that balances its experts adds `auxiliary_share` of that loss, which is one of each microbatch.
+        """
         with self.head_loss.labels(labels, label_tokens):
-            return self.model(input_ids=inputs, use_cache=False).logits
+            output = self.model(input_ids=inputs, use_cache=False)
+        if not (self.head_loss.auxiliary_coefficient and auxiliary_share):
+            return output.logits
+        return output.logits + self.head_loss.auxiliary_coefficient * auxiliary_share * output.aux_loss
 
     def clip(self) -> float:
         """Scale the gradients down to `clip_grad_norm.max_norm`; returns the norm before, over all ranks."""
