@@ -78,7 +78,7 @@ def train(recipe: Recipe, name: str, *, resume: Path | None = None, to_stderr: b
         model = build_model(recipe.model, tokenizer.get_vocab_size(), recipe.rng.seed, ranks.device)
         head_loss = attach_loss(model, recipe.loss_fn)
         parallel = setup_of(recipe).apply(model, ranks)
-        optimizer = build_optimizer(parallel.model.parameters(), recipe.optimizer)
+        optimizer = parallel.finish(build_optimizer(parallel.model.parameters(), recipe.optimizer))
         # What the run draws from here on differs between ranks with different batches, and not between those with one.
         torch.manual_seed(recipe.rng.seed + parallel.data.rank)
         memory = PeakMemory(ranks.device)
@@ -90,6 +90,7 @@ def train(recipe: Recipe, name: str, *, resume: Path | None = None, to_stderr: b
             run_folder=run,
             ranks=ranks,
             data=parallel.data,
+            loss_factor=parallel.loss_factor,
             console=console,
             model=parallel.model,
             head_loss=head_loss,
@@ -140,6 +141,7 @@ class Trainer:
     """One run: the step, what surrounds it, and nothing that is not needed to resume.
 
     ranks, data: this process among all of the run, and among those with different batches.
+    loss_factor: see `Parallel.loss_factor`.
     """
 
     recipe: Recipe
@@ -147,6 +149,7 @@ class Trainer:
     run_folder: RunFolder
     ranks: Ranks
     data: Ranks
+    loss_factor: int
     console: RunConsole
     model: nn.Module
     head_loss: HeadLoss
@@ -194,8 +197,7 @@ class Trainer:
         for index, (inputs, labels) in enumerate(microbatches):
             with no_gradient_exchange(self.model, is_last=index == len(microbatches) - 1):
                 loss = self.forward(inputs, labels, max(1, label_tokens), auxiliary_share=1 / all_microbatches)
-                # Gradients are averaged over the data-parallel ranks; the loss is divided by the tokens of all of them.
-                (loss * self.data.world_size).backward()
+                (loss * self.loss_factor).backward()  # the loss is divided by the tokens of all ranks
             total += loss.detach()
         loss_value = self.data.sum(total.item())
         if not math.isfinite(loss_value):
