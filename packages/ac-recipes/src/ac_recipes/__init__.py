@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ac_recipes.auto import AutoModelForCausalLM, AutoModelForImageTextToText
     from ac_recipes.load import load_recipe
     from ac_recipes.parallel.setup import DistributedSetup
     from ac_recipes.recipe import Recipe
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "AutoModelForCausalLM": "ac_recipes.auto",
+    "AutoModelForImageTextToText": "ac_recipes.auto",
     "DistributedSetup": "ac_recipes.parallel.setup",
     "Recipe": "ac_recipes.recipe",
     "Result": "ac_recipes.training.loop",
@@ -26,7 +29,15 @@ _HOME = {
     "train": "ac_recipes.training.trainer",
 }
 
-__all__ = ["DistributedSetup", "Recipe", "Result", "load_recipe", "train"]
+__all__ = [
+    "AutoModelForCausalLM",
+    "AutoModelForImageTextToText",
+    "DistributedSetup",
+    "Recipe",
+    "Result",
+    "load_recipe",
+    "train",
+]
 
 
 def __getattr__(name: str) -> object:

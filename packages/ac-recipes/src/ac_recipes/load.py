@@ -6,6 +6,7 @@ from ac_recipes.automodel import Translator
 from ac_recipes.data.checks import check_data
 from ac_recipes.model_config import check_model_config
 from ac_recipes.model_fields import check_model_fields
+from ac_recipes.parallel.fit import check_fit
 from ac_recipes.reader import Override, read_recipe
 from ac_recipes.recipe import Recipe
 from ac_recipes.shipped import find_recipe
@@ -30,6 +31,6 @@ def load_translated(
 ) -> tuple[Recipe, Translator]:
     """As `load_recipe`, and how a recipe of NeMo AutoModel was translated."""
     translator = Translator()
-    checks = [check_data, check_model_fields if quick else check_model_config]
+    checks = [check_data, *([check_model_fields] if quick else [check_model_config, check_fit])]
     recipe = read_recipe(Recipe, find_recipe(name_or_path), overrides, rewrite=translator, checks=checks)
     return recipe, translator

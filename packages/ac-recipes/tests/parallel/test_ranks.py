@@ -1,15 +1,9 @@
 """Whatever the ranks share out, losses, gradient norms and weights are those of one process with the same batches."""
 
-import math
+import pytest
 
-import torch
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-
-from ac_recipes.training.checkpoint import whole_checkpoints
-from ac_recipes.training.run_folder import RunFolder
 from ac_recipes.training.trainer import train
 
-SHORT = ("step_scheduler.max_steps=3", "step_scheduler.val_every_steps=null", "step_scheduler.ckpt_every_steps=null")
 QWEN3 = (
     "model.config={model_type: qwen3, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, "
     "num_attention_heads: 4, num_key_value_heads: 2, tie_word_embeddings: true}"
@@ -21,29 +15,7 @@ MOE = (
 TAIL = "model.backend={dispatcher: hybridep, dispatcher_recompute_cache: moe_tail}"
 
 
-def metrics(run):
-    return [line for line in RunFolder(run).read_metrics() if "loss" in line]
-
-
-def weights(run):
-    newest = whole_checkpoints(run / "checkpoints")[-1].path
-    dcp_to_torch_save(newest, run / "weights.pt")
-    return torch.load(run / "weights.pt")["model"]
-
-
-def assert_alike(run, alone, case):
-    assert len(metrics(run)) == len(metrics(alone)), case
-    for ours, theirs in zip(metrics(run), metrics(alone), strict=True):
-        assert math.isclose(ours["loss"], theirs["loss"], rel_tol=1e-5), (case, ours, theirs)
-        assert math.isclose(ours["grad_norm"], theirs["grad_norm"], rel_tol=1e-4), (case, ours, theirs)
-    ours, theirs = weights(run), weights(alone)
-    assert ours.keys() == theirs.keys(), case
-    for name, weight in theirs.items():
-        # Adam divides by the gradient's size: rounding shows where a gradient is nearly zero.
-        torch.testing.assert_close(ours[name], weight, rtol=1e-3, atol=2e-4, msg=lambda m, n=name: f"{case}, {n}: {m}")
-
-
-def test_two_ranks_of_every_kind(tiny, train_on_ranks):
+def test_two_ranks_of_every_kind(short, train_on_ranks, assert_alike):
     tp, ep = "distributed.tp_size=2", "distributed.ep_size=2"
     cases = {
         "copies alone": ((), ("distributed.dp_replicate_size=2",)),
@@ -54,7 +26,36 @@ def test_two_ranks_of_every_kind(tiny, train_on_ranks):
         "experts, moe_tail": ((MOE,), (ep, TAIL)),
         "experts under DDP": ((MOE,), (ep, "distributed.strategy=ddp")),
     }
-    models = {model: train(tiny(*SHORT, *model), "alone").run for model in {model for model, _ in cases.values()}}
-    runs = train_on_ranks(2, *(tiny(*SHORT, *model, *settings) for model, settings in cases.values()))
+    models = {model: train(short(*model), "alone").run for model in {model for model, _ in cases.values()}}
+    balanced = (MOE.replace("num_experts:", "output_router_logits: true, router_aux_loss_coef: 0.5, num_experts:"),)
+    jobs = [*cases.values(), (balanced, ()), (balanced, (ep, TAIL))]
+    runs = train_on_ranks(2, *(short(*model, *settings) for model, settings in jobs))
+    for (case, (model, _)), run in zip(cases.items(), runs[:-2], strict=True):
+        assert_alike(run, models[model], case)
+    assert_alike(runs[-1], runs[-2], "experts shared out or not, with a loss for their balance")
+
+
+def test_four_ranks_that_share_out_several_things(short, train_on_ranks, assert_alike):
+    cases = {
+        "copies of shards": ((), ("distributed.dp_replicate_size=2",)),
+        "shards of tensor-parallel parts": ((QWEN3,), ("distributed.tp_size=2",)),
+        "copies of experts": ((MOE,), ("distributed.ep_size=2", "distributed.dp_replicate_size=2")),
+    }
+    one = ("step_scheduler.local_batch_size=1",)
+    models = {model: train(short(*model), "alone").run for model, _ in cases.values()}
+    runs = train_on_ranks(4, *(short(*one, *model, *settings) for model, settings in cases.values()))
     for (case, (model, _)), run in zip(cases.items(), runs, strict=True):
         assert_alike(run, models[model], case)
+
+
+@pytest.mark.parametrize(("model", "size"), [(QWEN3, "distributed.tp_size=2"), (MOE, "distributed.ep_size=2")])
+def test_a_run_goes_on_on_ranks_and_alone(short, train_on_ranks, assert_alike, model, size):
+    first = ("lr_scheduler.lr_decay_style=constant", model)
+    longer = (*first, "step_scheduler.max_steps=5")
+    expected = train(short(*longer), "whole").run
+    half = train(short(*first), "half").run
+    shared, resumed = train_on_ranks(2, short(*first, size), (short(*longer, size), half))
+    assert resumed == half
+    assert_alike(resumed, expected, "from one process to ranks")
+    train(short(*longer), "back", resume=shared)
+    assert_alike(shared, expected, "from ranks to one process")

@@ -88,10 +88,24 @@ def test_main_grad_is_refused():
         attach_loss(build(), LossConfig(accum="main_grad"))
 
 
-def test_a_model_with_an_auxiliary_loss_is_refused():
-    mixtral = build("mixtral", num_key_value_heads=4, num_local_experts=4, output_router_logits=True)
-    with pytest.raises(UsageError, match="auxiliary loss"):
-        attach_loss(mixtral, LossConfig())
+def test_the_auxiliary_loss_of_a_model_is_weighted_as_the_model_weights_it():
+    sizes = {"num_key_value_heads": 4, "num_local_experts": 4, "output_router_logits": True}
+    model = build("mixtral", **sizes, router_aux_loss_coef=0.3)
+    ids = torch.randint(0, 97, (2, 9))
+    expected = model(input_ids=ids, labels=ids).loss
+    head_loss = attach_loss(model, LossConfig())
+    with head_loss.labels(F.pad(ids[:, 1:], (0, 1), value=-100), 16):
+        output = model(input_ids=ids)
+    assert head_loss.auxiliary_coefficient == 0.3
+    torch.testing.assert_close(output.logits + 0.3 * output.aux_loss, expected)
+    assert attach_loss(build("mixtral", **sizes | {"output_router_logits": False}), LossConfig()).auxiliary_coefficient == 0
+
+
+def test_an_auxiliary_loss_that_the_configuration_does_not_tell_is_refused():
+    model = build("mixtral", num_key_value_heads=4, num_local_experts=4, output_router_logits=True)
+    model.router_aux_loss_coef = 1.0  # and the configuration says 0.001
+    with pytest.raises(UsageError, match="has an auxiliary loss, and how it is added cannot be told"):
+        attach_loss(model, LossConfig())
 
 
 def test_the_probe_changes_neither_mode_nor_random_numbers():

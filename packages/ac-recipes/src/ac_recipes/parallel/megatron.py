@@ -5,6 +5,7 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
 
 from ac_core import find_blocks
 from ac_recipes.errors import UsageError
@@ -23,16 +24,24 @@ def check_machine() -> None:
         )
 
 
-def megatron_fsdp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """The model in Megatron-FSDP over `mesh`, every class of block a unit; gradients are the mean over ranks."""
+def megatron_fsdp(model: nn.Module, mesh: DeviceMesh, device: torch.device) -> nn.Module:
+    """The model in Megatron-FSDP over `mesh`: parameters, gradients and optimizer sharded, every class of block a unit,
+    gradients *summed* over ranks."""
     from megatron_fsdp import fully_shard_model
 
-    units = sorted({type(block.module) for block in find_blocks(model)}, key=lambda cls: cls.__qualname__)
     return fully_shard_model(
         model,
         device_mesh=mesh,
         dp_shard_dim="dp",
-        fsdp_unit_modules=units,
+        fsdp_unit_modules=list({type(block.module) for block in find_blocks(model)}),
         zero_dp_strategy="optim_grads_params",
-        sync_model_each_microbatch=True,
+        device=device,
+        calculate_per_token_loss=True,
     )
+
+
+def shard_optimizer(optimizer: Optimizer) -> Optimizer:
+    """The optimizer of a model in Megatron-FSDP: its steps also put the new weights back into the model."""
+    from megatron_fsdp import fully_shard_optimizer
+
+    return fully_shard_optimizer(optimizer)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from ac_core import (
     ActivationCheckpointingConfig,
@@ -36,12 +37,28 @@ class Parallel:
     report: of activation checkpointing, asked and applied.
     data: where this process stands among the ranks with different batches.
     rows: `(setting, asked, applied, how)` of everything else that was done.
+    strategy: what the gradients are left to.
     """
 
     model: nn.Module
     report: Report
     data: Ranks
     rows: tuple[tuple[str, str, str, str], ...]
+    strategy: StrategyConfig
+
+    @property
+    def loss_factor(self) -> int:
+        """What to multiply a rank's loss with that is divided by the tokens of all of them: the number of ranks that
+        gradients are averaged over, 1 where they are summed."""
+        return 1 if isinstance(self.strategy, MegatronFSDPConfig) else self.data.world_size
+
+    def finish(self, optimizer: Optimizer) -> Optimizer:
+        """What the strategy does to an optimizer of the model's parameters."""
+        if isinstance(self.strategy, MegatronFSDPConfig) and self.data.world_size > 1:
+            from ac_recipes.parallel.megatron import shard_optimizer
+
+            return shard_optimizer(optimizer)
+        return optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +146,8 @@ class DistributedSetup:
         else:
             from ac_recipes.parallel.megatron import megatron_fsdp
 
-            wrapped = megatron_fsdp(model, meshes.dense)
-        return Parallel(wrapped, report, meshes.data, tuple(rows))
+            wrapped = megatron_fsdp(model, meshes.dense, ranks.device)
+        return Parallel(wrapped, report, meshes.data, tuple(rows), self.config)
 
     def _strategy_row(self, layout: Layout) -> tuple[str, str, str, str]:
         asked = self.config.strategy

@@ -20,6 +20,10 @@ from ac_recipes.errors import RunError, UsageError
 #    ordinary forward. Without labels the head returns logits: generation and evaluation are untouched.
 
 
+_COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
+"""What transformers' configurations call the weight of an auxiliary loss."""
+
+
 class HeadLoss:
     """Stands in for the forward of `head`, an `nn.Linear` over the vocabulary.
 
@@ -29,6 +33,8 @@ class HeadLoss:
     def __init__(self, head: nn.Linear, config: LossConfig) -> None:
         self.head = head
         self.config = config
+        self.auxiliary_coefficient = 0.0
+        """What the model adds to its loss is this much of its `aux_loss`."""
         self.logits: Callable[[Tensor], Tensor] | None = None
         """The forward that gives whole logits, where the head's own does not (a head sharded over ranks)."""
         self._labels: tuple[Tensor, int] | None = None
@@ -113,8 +119,6 @@ def attach_loss(model: nn.Module, config: LossConfig) -> HeadLoss:
     finally:
         handle.remove()
         model.train(was_training)
-    if getattr(output, "aux_loss", None) is not None:
-        raise UsageError(f"model.config: {name} adds an auxiliary loss, which this version cannot train")
     if len(returned) != 1 or getattr(output, "logits", None) is not returned[0]:
         raise UsageError(
             f"model.config: {name} changes the output of its head (a softcap, a scale or a cast), so a loss computed "
@@ -127,5 +131,24 @@ def attach_loss(model: nn.Module, config: LossConfig) -> HeadLoss:
             "model.config.is_decoder to true if it has that field, or choose a causal model"
         )
     loss = HeadLoss(head, config)
+    if getattr(output, "aux_loss", None) is not None:
+        loss.auxiliary_coefficient = _auxiliary_coefficient(model, ids)
     head.forward = loss  # type: ignore[assignment]
     return loss
+
+
+@torch.no_grad()
+def _auxiliary_coefficient(model: nn.Module, ids: Tensor) -> float:
+    """How much of its `aux_loss` a model adds to its loss: what its configuration says, if the model's loss agrees."""
+    config = model.config.get_text_config()
+    coefficient = next((getattr(config, name) for name in _COEFFICIENTS if hasattr(config, name)), None)
+    was_training = model.training
+    output = model.eval()(input_ids=ids, labels=ids, use_cache=False)
+    model.train(was_training)
+    tokens = nn.functional.cross_entropy(output.logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
+    if coefficient is None or not torch.allclose(output.loss.float(), tokens + coefficient * output.aux_loss, rtol=1e-2):
+        raise UsageError(
+            f"model.config: {type(model).__name__} has an auxiliary loss, and how it is added cannot be told from its "
+            "configuration; set model.config.output_router_logits to false to train without it"
+        )
+    return float(coefficient)

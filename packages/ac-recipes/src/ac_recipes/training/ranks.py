@@ -75,23 +75,28 @@ def local_device() -> torch.device:
     return torch.device("cpu")
 
 
-@contextmanager
-def joined_ranks() -> Iterator[Ranks]:
-    """Join the process group that torch's launcher announces in the environment, for the time of the context."""
+def ranks_here() -> Ranks:
+    """This process among the ranks of the process group, which is made if a launcher announces one in the environment."""
     device = local_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    world_size = int(os.environ["WORLD_SIZE"]) if is_worker() else 1
-    if world_size == 1:
-        yield Ranks(0, 1, device)
-        return
-    backend = "nccl" if device.type == "cuda" else "gloo"
     if not dist.is_initialized():
-        dist.init_process_group(backend)
-    yield Ranks(dist.get_rank(), world_size, device)
+        if not is_worker() or os.environ["WORLD_SIZE"] == "1":
+            return Ranks(0, 1, device)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return Ranks(dist.get_rank(), dist.get_world_size(), device)
+
+
+@contextmanager
+def joined_ranks() -> Iterator[Ranks]:
+    """Join the process group that torch's launcher announces in the environment, for the time of the context."""
+    ranks = ranks_here()
+    yield ranks
+    if ranks.world_size == 1:
+        return
     # Not in a `finally`: after an error the peers may wait in a collective, and a barrier would wait with them.
     dist.barrier()
-    if backend == "nccl":
+    if ranks.device.type == "cuda":
         dist.destroy_process_group()
     # gloo's group is left to the end of the process. Its destructor, run by Python, may wait for a thread that waits
     # for Python (docs/facts.md).

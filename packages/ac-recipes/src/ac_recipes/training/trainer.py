@@ -72,7 +72,7 @@ def train(
             head_loss = attach_loss(model, recipe.loss_fn)
             parallel = setup_of(recipe).apply(model, ranks)
             model = parallel.model
-            optimizer = build_optimizer(model.parameters(), recipe.optimizer)
+            optimizer = parallel.finish(build_optimizer(model.parameters(), recipe.optimizer))
             # What the run draws from here on differs between ranks with different batches, not between those with one.
             torch.manual_seed(recipe.rng.seed + parallel.data.rank)
             memory = PeakMemory(ranks.device)
@@ -97,6 +97,7 @@ def train(
                 plan=plan,
                 ranks=ranks,
                 data_ranks=parallel.data,
+                loss_factor=parallel.loss_factor,
                 model=model,
                 head_loss=head_loss,
                 optimizer=optimizer,
@@ -124,12 +125,14 @@ class Trainer:
     """The model and what a step needs; `steps_done` is all the state it has of its own.
 
     ranks, data_ranks: this process among all of the run, and among those with different batches.
+    loss_factor: see `Parallel.loss_factor`.
     """
 
     recipe: Recipe
     plan: BatchPlan
     ranks: Ranks
     data_ranks: Ranks
+    loss_factor: int
     model: nn.Module
     head_loss: HeadLoss
     optimizer: Optimizer
@@ -157,11 +160,11 @@ class Trainer:
         )
         set_learning_rate(self.optimizer, rate)
         total = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
+        all_microbatches = len(microbatches) * self.data_ranks.world_size
         for index, batch in enumerate(microbatches):
             with no_gradient_exchange(self.model, is_last=index == len(microbatches) - 1):
-                loss = self.forward(batch, max(1, label_tokens))
-                # Gradients are averaged over the data-parallel ranks; the loss is divided by the tokens of all of them.
-                (loss * self.data_ranks.world_size).backward()
+                loss = self.forward(batch, max(1, label_tokens), auxiliary_share=1 / all_microbatches)
+                (loss * self.loss_factor).backward()  # the loss is divided by the tokens of all ranks
             total += loss.detach()
         loss_value = self.data_ranks.sum(total.item())
         if not math.isfinite(loss_value):
@@ -193,13 +196,19 @@ class Trainer:
         """The tensors of a batch on this rank's device."""
         return {name: tensor.to(self.ranks.device) for name, tensor in batch.items()}
 
-    def forward(self, batch: dict[str, Tensor], label_tokens: int) -> Tensor:
+    def forward(self, batch: dict[str, Tensor], label_tokens: int, auxiliary_share: float = 0.0) -> Tensor:
         """The loss summed over the labels of `batch` and divided by `label_tokens`, through the whole model and its
-        wrappers. Label t belongs to the token after input t."""
+        wrappers. Label t belongs to the token after input t.
+
+        A model that balances its experts adds `auxiliary_share` of that loss, which is one of each microbatch.
+        """
         inputs = dict(batch)
         labels = inputs.pop("labels")
         with self.head_loss.labels(labels, label_tokens):
-            return self.model(**inputs, use_cache=False).logits
+            output = self.model(**inputs, use_cache=False)
+        if not (self.head_loss.auxiliary_coefficient and auxiliary_share):
+            return output.logits
+        return output.logits + self.head_loss.auxiliary_coefficient * auxiliary_share * output.aux_loss
 
     def clip(self) -> float:
         """Scale the gradients down to `clip_grad_norm.max_norm`; returns the norm before, over all ranks."""

@@ -1,0 +1,35 @@
+"""Megatron-FSDP's own wrapper, run on the CPU: its streams, all that it needs a GPU for here, do nothing."""
+
+from importlib.util import find_spec
+
+import pytest
+
+from ac_recipes.training.trainer import train
+
+WITHOUT_A_GPU = """
+import sys
+from contextlib import nullcontext
+from unittest import mock
+
+import torch
+from megatron.core.distributed.fsdp.src import megatron_fsdp  # the package, in the copy that Megatron-core carries
+
+import ac_recipes.parallel.megatron as ours
+
+sys.modules["megatron_fsdp"] = megatron_fsdp
+ours.check_machine = lambda: None
+stream = mock.MagicMock()
+for name in ("Stream", "Event", "current_stream"):
+    setattr(torch.cuda, name, lambda *_, **__: stream)
+torch.cuda.current_device = lambda: 0
+torch.cuda.stream = lambda _: nullcontext()
+torch.cuda.synchronize = torch.cuda.empty_cache = lambda *_: None
+torch.Tensor.cuda = lambda self, *_, **__: self
+"""
+
+
+@pytest.mark.skipif(find_spec("megatron") is None, reason="needs megatron-core")
+def test_two_ranks_train_as_one_process(short, train_on_ranks, assert_alike):
+    alone = train(short(), "alone").run
+    (run,) = train_on_ranks(2, short("distributed.strategy=megatron_fsdp"), prelude=WITHOUT_A_GPU)
+    assert_alike(run, alone, "Megatron-FSDP")
