@@ -66,4 +66,4 @@ def test_a_recipe_of_our_own_needs_no_import(capsys):
 
 def test_check_reads_it_as_it_is(capsys, automodel_file):
     assert main(["check", str(automodel_file)]) == 0
-    assert capsys.readouterr().out == f"{automodel_file}: no mistake found\n"
+    assert capsys.readouterr().out == (f"{automodel_file}: no mistake found; ac-recipes import shows what it becomes\n")
