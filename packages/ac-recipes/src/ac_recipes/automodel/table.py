@@ -94,7 +94,7 @@ _MODEL = Section(
     rules={
         "torch_dtype": to("dtype", words=_DTYPES),
         "trust_remote_code": harmless("code of a model's repository is never run"),
-        "force_hf": only("true", "false", because="true or false"),
+        "force_hf": only("true", "false", because="anything but true or false"),
         "use_liger_kernel": _KERNEL,
         "use_sdpa_patching": _KERNEL,
         "output_hidden_states": harmless("the fused loss takes the hidden states itself"),
@@ -283,7 +283,7 @@ _PEFT = Section(
     targets={f"{_COMPONENTS}._peft.lora.PeftConfig": Target()},
 )
 
-_WANDB = Section(switch="enable", rules={"enable": only("true", because="true or false")})
+_WANDB = Section(switch="enable", rules={"enable": only("true", because="anything but true or false")})
 
 SECTIONS: dict[str, Section] = {
     "model": _MODEL,
