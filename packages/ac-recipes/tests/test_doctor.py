@@ -28,8 +28,8 @@ def metadata(monkeypatch):
     monkeypatch.setattr(doctor, "version", version)
 
 
-def look(name):
-    return doctor._library(LIBRARIES[name], doctor.wanted(LIBRARIES[name]))
+def look(name, *, on_gpu=True):
+    return doctor._library(LIBRARIES[name], doctor.wanted(LIBRARIES[name]), on_gpu=on_gpu)
 
 
 def test_a_library_that_is_there_is_ok(metadata, monkeypatch):
@@ -43,7 +43,7 @@ def test_a_library_that_is_there_is_ok(metadata, monkeypatch):
     ("name", "status", "said", "remedy"),
     [
         ("rich", "outdated", "version 12.0 is not in >=13.7", "pip install 'rich>=13.7'"),
-        ("triton", "missing", "optional; of use on NVIDIA GPUs only", "pip install 'ac-loss[triton]'"),
+        ("triton", "missing", "loss_fn.backend triton (optional)", "pip install 'ac-loss[triton]'"),
         ("liger-kernel", "missing", "loss_fn.backend liger", "pip install 'ac-loss[liger]'"),
         ("wandb", "missing", "Weights & Biases (optional)", "pip install 'ac-recipes[wandb]'"),
         ("datasets", "missing", "hub (optional)", "pip install 'datasets'"),
@@ -55,6 +55,14 @@ def test_each_gap_has_its_command(metadata, name, status, said, remedy):
     assert found.status == status
     assert said in found.says
     assert remedy in found.remedy
+
+
+def test_what_only_a_gpu_needs_is_no_fault_without_one(metadata, monkeypatch):
+    found = look("triton", on_gpu=False)
+    assert (found.status, found.remedy) == ("note", "pip install 'ac-loss[triton]'")
+    monkeypatch.setitem(INSTALLED, "triton", "3.9.0")
+    monkeypatch.setattr(doctor, "_why_it_does_not_load", lambda module: "no driver")
+    assert (look("triton", on_gpu=False).status, look("triton").status) == ("note", "broken")
 
 
 def test_the_extra_named_after_the_library_is_preferred(metadata, monkeypatch):

@@ -1,7 +1,7 @@
 """The schema for editors says what the reader says, as far as types go."""
 
 import json
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, make_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -101,3 +101,10 @@ def test_unions_tuples_and_required_fields():
     number = {"type": "number"}
     pair = {"type": "array", "prefixItems": [number, number], "minItems": 2, "maxItems": 2}
     assert schema["properties"]["fourth"]["anyOf"] == [{"type": "null"}, {"enum": ["a", 1]}, pair]
+
+
+def test_two_classes_of_one_name_are_noticed():
+    first = make_dataclass("Same", [("a", int, 1)], frozen=True)
+    second = make_dataclass("Same", [("b", int, 1)], frozen=True)
+    with pytest.raises(TypeError, match="two classes of Both have one name"):
+        json_schema(make_dataclass("Both", [("x", first), ("y", second)], frozen=True))

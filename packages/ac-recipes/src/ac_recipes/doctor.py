@@ -85,8 +85,9 @@ class Wanted(NamedTuple):
 def examine() -> list[Finding]:
     """Look at everything; nothing is installed or changed."""
     found = [_python(), *(_package(name) for name in OURS)]
-    found += [_library(library, wanted(library)) for library in LIBRARIES]
-    torch_loads = any(finding.name == "torch" and finding.status in ("ok", "outdated") for finding in found)
+    torch_loads = _why_it_does_not_load("torch") is None
+    on_gpu = torch_loads and import_module("torch").cuda.is_available()
+    found += [_library(library, wanted(library), on_gpu=on_gpu) for library in LIBRARIES]
     return found + (list(_torch()) if torch_loads else [])
 
 
@@ -134,13 +135,15 @@ def _package(name: str) -> Finding:
         return Finding(name=name, status="missing", remedy=f"pip install ./packages/{name}  (in a checkout)")
 
 
-def _library(library: Library, want: Wanted) -> Finding:
+def _library(library: Library, want: Wanted, *, on_gpu: bool) -> Finding:
     try:
         number = version(library.name)
     except PackageNotFoundError:
         needs = "needed" if want.required else "optional"
-        gpu = "; of use on NVIDIA GPUs only" if library.on_gpu_only else ""
-        says = f"{library.purpose} ({needs}{gpu})".strip()
+        if library.on_gpu_only and not on_gpu:
+            says = f"{library.purpose} ({needs}; of use on NVIDIA GPUs only)"
+            return Finding(name=library.name, status="note", says=says, remedy=want.install)
+        says = f"{library.purpose} ({needs})".strip()
         return Finding(name=library.name, status="missing", says=says, remedy=want.install)
     if not want.versions.contains(number, prereleases=True):
         says = f"{library.purpose}: version {number} is not in {want.versions}".removeprefix(": ")
@@ -149,10 +152,10 @@ def _library(library: Library, want: Wanted) -> Finding:
     if reason:
         return Finding(
             name=library.name,
-            status="note" if library.on_gpu_only else "broken",
+            status="note" if library.on_gpu_only and not on_gpu else "broken",
             version=number,
             says=f"{library.purpose}: is installed and does not load here: {reason}".removeprefix(": "),
-            remedy=None if library.on_gpu_only else f"{want.install} --force-reinstall",
+            remedy=None if library.on_gpu_only and not on_gpu else f"{want.install} --force-reinstall",
         )
     return Finding(name=library.name, status="ok", version=number, says=library.purpose)
 

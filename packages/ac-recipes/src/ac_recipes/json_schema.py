@@ -22,12 +22,15 @@ JSON = dict[str, Any]
 
 def json_schema(schema: type) -> JSON:
     """The JSON Schema of the dataclass `schema`; the dataclasses it holds are under `$defs`, by class name."""
-    definitions: dict[str, JSON] = {}
+    definitions: dict[type, JSON] = {}
     root = _object(schema, definitions)
-    return {"$schema": DRAFT, "title": schema.__name__, **root, "$defs": dict(sorted(definitions.items()))}
+    named = {cls.__name__: definition for cls, definition in definitions.items()}
+    if len(named) < len(definitions):
+        raise TypeError(f"two classes of {schema.__name__} have one name: {sorted(map(str, definitions))}")
+    return {"$schema": DRAFT, "title": schema.__name__, **root, "$defs": dict(sorted(named.items()))}
 
 
-def _object(cls: type, definitions: dict[str, JSON]) -> JSON:
+def _object(cls: type, definitions: dict[type, JSON]) -> JSON:
     defaults = {field.name: field for field in dataclasses.fields(cls)}
     told = field_docs(cls)
     properties = {}
@@ -44,7 +47,7 @@ def _object(cls: type, definitions: dict[str, JSON]) -> JSON:
     }
 
 
-def _value(annotation: Any, definitions: dict[str, JSON]) -> JSON:
+def _value(annotation: Any, definitions: dict[type, JSON]) -> JSON:
     shape = shape_of(annotation)
     if shape.anything:
         return {}
@@ -52,8 +55,8 @@ def _value(annotation: Any, definitions: dict[str, JSON]) -> JSON:
     options += [_list(option, definitions) for option in shape.lists]
     options += [{"type": "object", "additionalProperties": _value(item, definitions)} for item in shape.dicts]
     for cls in shape.classes:
-        if cls.__name__ not in definitions:
-            definitions[cls.__name__] = _object(cls, definitions)
+        if cls not in definitions:
+            definitions[cls] = _object(cls, definitions)
         options.append({"$ref": f"#/$defs/{cls.__name__}"})
     return options[0] if len(options) == 1 else {"anyOf": options}
 
@@ -65,7 +68,7 @@ def _scalars(shape: Shape) -> list[JSON]:
     return options + ([{"enum": list(shape.choices)}] if shape.choices else [])
 
 
-def _list(option: ListShape, definitions: dict[str, JSON]) -> JSON:
+def _list(option: ListShape, definitions: dict[type, JSON]) -> JSON:
     if option.fixed is None:
         return {"type": "array", "items": _value(option.item, definitions)}
     count = len(option.fixed)

@@ -166,3 +166,26 @@ def test_automodels_epochs(translate, written, expected):
 
 def test_names_are_names_of_code_and_none_is_imported():
     assert all("." in name or name[0].isupper() for name in KNOWN)
+
+
+PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+@pytest.mark.parametrize(
+    ("written", "modules"),
+    [
+        ("'*_proj'", PROJECTIONS),
+        ("['*.q_proj', '*v_proj', out]", ["q_proj", "v_proj", "out"]),
+        ("all-linear", "all-linear"),
+        ("[1, {a: b}]", [1, {"a": "b"}]),
+    ],
+)
+def test_modules_of_adapters_are_ends_of_names(translate, written, modules):
+    text = f"peft:\n  _target_: nemo_automodel.components._peft.lora.PeftConfig\n  target_modules: {written}"
+    data, _, mistakes = translate(HEAD + text)
+    assert (data["peft"], mistakes) == ({"target_modules": modules}, [])
+
+
+def test_other_globs_are_refused(translate):
+    (mistake,) = translate(f"{HEAD}peft: {{target_modules: ['*.layers.*.q_proj']}}")[2]
+    assert mistake == "a.yaml:2:8: peft.target_modules: not supported: globs other than *.NAME and *_proj"

@@ -22,7 +22,7 @@ from ac_recipes.automodel.rules import (
 from ac_recipes.automodel.section import Section, Target, named
 from ac_recipes.model_fields import architectures
 from ac_recipes.reader.mistakes import KeyPath
-from ac_recipes.reader.nodes import Entry
+from ac_recipes.reader.nodes import Entry, ListNode, ScalarNode, node_of
 
 _COMPONENTS = "nemo_automodel.components"
 _SPEED = harmless("changes the speed alone")
@@ -94,7 +94,7 @@ _MODEL = Section(
     rules={
         "torch_dtype": to("dtype", words=_DTYPES),
         "trust_remote_code": harmless("code of a model's repository is never run"),
-        "force_hf": only("true", "false", because="true or false"),
+        "force_hf": only("true", "false", because="anything but true or false"),
         "use_liger_kernel": _KERNEL,
         "use_sdpa_patching": _KERNEL,
         "output_hidden_states": harmless("the fused loss takes the hidden states itself"),
@@ -243,6 +243,7 @@ _CHECKPOINT = Section(
         "checkpoint_dir": to("run", "dir"),
         "model_save_format": harmless("checkpoints are torch.distributed.checkpoint's"),
         "save_consolidated": _consolidated,
+        "dequantize_base_checkpoint": only("false", because="quantized weights"),
         "restore_from": unless_null(refused("starting from a checkpoint; ac-recipes train --resume RUN")),
         "is_async": _SPEED,
     }
@@ -250,17 +251,39 @@ _CHECKPOINT = Section(
 
 _COMPILE = Section(switch="enabled", rules={"backend": unless_null(same), "mode": unless_null(same)})
 
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def _modules(translation: Translation, path: KeyPath, entry: Entry) -> None:
+    """AutoModel's globs over module names as the ends of names: `*.q_proj`; `*_proj` is every projection of a block."""
+    node = entry.node
+    written = [node] if isinstance(node, ScalarNode) else node.items if isinstance(node, ListNode) else ()
+    texts = [item.text for item in written if isinstance(item, ScalarNode)]
+    names = [name for text in texts for name in (_PROJECTIONS if text == "*_proj" else (_module(text),))]
+    if len(texts) < len(written) or "all-linear" in names:
+        translation.put(path, entry)
+    elif any("*" in name for name in names):
+        translation.refuse(path, entry, "globs other than *.NAME and *_proj")
+    else:
+        translation.put(path, Entry(entry.key_place, node_of(names, node.place)))
+
+
+def _module(glob: str) -> str:
+    name = glob.removeprefix("*.")
+    return name[1:] if name[:1] == "*" and name[1:] in _PROJECTIONS else name
+
+
 _PEFT = Section(
     rules={
-        "target_modules": to("target_modules", words={"*_proj": "all-linear"}),
-        "match_all_linear": only("true", because="name the modules in target_modules"),
+        "target_modules": _modules,
+        "match_all_linear": harmless("all linear layers, unless target_modules names some"),
         "use_triton": _KERNEL,
-        "exclude_modules": only("null", because="exclusions; name the modules in target_modules"),
+        "exclude_modules": unless_null(refused("exclusions; name the modules in target_modules")),
     },
     targets={f"{_COMPONENTS}._peft.lora.PeftConfig": Target()},
 )
 
-_WANDB = Section(switch="enable", rules={"enable": only("true", because="true or false")})
+_WANDB = Section(switch="enable", rules={"enable": only("true", because="anything but true or false")})
 
 SECTIONS: dict[str, Section] = {
     "model": _MODEL,

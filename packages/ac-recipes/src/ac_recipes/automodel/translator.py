@@ -76,7 +76,10 @@ class _Walk:
                 self.translation.leave_out(path, entry, "is turned off")
             return
         target = self._target(section, path, node)
-        if target is None:
+        if target is None:  # what the keys mean is then not known either
+            for name, below in node.entries.items():
+                if name != TARGET:
+                    self._refuse_names_in(below.node, (*path, name))
             return
         section = section.with_rules(target.rules)
         for name, below in node.entries.items():

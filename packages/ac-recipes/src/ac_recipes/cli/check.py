@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from ac_recipes.errors import UsageError
-from ac_recipes.load import load_recipe
+from ac_recipes.load import load_translated
 from ac_recipes.reader import Mistake, Override, RecipeError
 
 
@@ -20,7 +20,7 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
     mistakes: list[Mistake] = []
     for name in options.recipes:
         try:
-            load_recipe(name, overrides, quick=True)
+            _, translator = load_translated(name, overrides, quick=True)
         except RecipeError as error:
             mistakes += error.mistakes
             if not options.json:
@@ -32,7 +32,8 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
                 print(mistake)
         else:
             if not options.json:
-                print(f"{name}: no mistake found")
+                note = "; ac-recipes import shows what it becomes" if translator.is_automodel else ""
+                print(f"{name}: no mistake found{note}")
     if options.json:
         print(json.dumps({"valid": not mistakes, "errors": [asdict(mistake) for mistake in mistakes]}))
     return 2 if mistakes else 0

@@ -10,8 +10,9 @@ from ac_recipes.reader import Override
 TAKES_A_RECIPE = False
 
 
-def add_arguments(_parser: argparse.ArgumentParser) -> None:
-    """This verb has none of its own."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """This verb has none of its own, and no recipe to override."""
+    parser.epilog = "ok: works. note: good to know. missing, outdated, broken: the command beside it mends that."
 
 
 def run(options: argparse.Namespace, _overrides: Sequence[Override], _arguments: list[str]) -> int:
