@@ -91,3 +91,15 @@ def small() -> Callable[..., Recipe]:
         return load_recipe("default", overrides)
 
     return build
+
+
+@pytest.fixture(scope="session")
+def small_plan() -> Any:
+    """A plan for the small recipe on a CPU, for 0.7 of what it takes without checkpointing."""
+    from ac_recipes.analysis.planning import make_plan
+    from ac_recipes.analysis.policies import budget_policy
+    from ac_recipes.load import load_recipe
+    from ac_recipes.reader import split_overrides
+
+    recipe = load_recipe("default", split_overrides(SMALL)[1])
+    return make_plan(recipe, budget_policy(recipe.distributed.checkpointing, 0.7), device="cpu")

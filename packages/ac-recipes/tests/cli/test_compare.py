@@ -43,7 +43,7 @@ def test_the_table_says_what_is_noise_and_by_which_rule(run, tiny_file, tmp_path
     assert "not compiled, on any side" in out
 
 
-def test_a_policy_that_does_not_fit_is_told_and_a_loss_that_differs_is_exit_code_1(run, tiny_file, tmp_path, monkeypatch):
+def test_what_does_not_fit_is_told_and_a_loss_that_differs_is_exit_code_1(run, tiny_file, tmp_path, monkeypatch):
     counted = comparing._counted
 
     def spoiled(step, config, **options):

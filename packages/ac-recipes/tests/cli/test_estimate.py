@@ -8,9 +8,9 @@ from ac_core import Estimate
 
 
 def test_one_row_a_policy_and_what_was_assumed(run, tiny_file):
-    code, out, _ = run("estimate", str(tiny_file), "--budget", "1.0")
+    code, out, _ = run("estimate", str(tiny_file))
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()[3:8]] == ["policy", "none", "full", "selective", "budget"]
+    assert [line.split()[0] for line in out.splitlines()[3:7]] == ["policy", "none", "full", "selective"]
     assert "\nfull * " in out
     assert "2 x 16 tokens a rank, float32, one process, fused loss, adamw, cuda with plain kernels" in out
     assert "one rank, in MiB (MB)" in out

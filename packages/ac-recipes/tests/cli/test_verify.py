@@ -13,7 +13,7 @@ def test_equal(run, tiny_file):
     assert code == 0
     assert out.splitlines()[0] == "activation checkpointing on against off, 2 x 16 tokens, cpu"
     assert "asked full (scope all) -> applied to 2 of 2 blocks" in out
-    assert any(line.split() == ["gradients", "20", "equal,", "bit", "for", "bit"] for line in out.splitlines())
+    assert any(line.split() == ["gradients", "21", "equal,", "bit", "for", "bit"] for line in out.splitlines())
     assert out.splitlines()[-1] == "equal"
 
 
@@ -44,13 +44,6 @@ def test_different_is_told_by_parameter_and_bytes_are_counted(run, tiny_file, mo
     assert any("layers.0" in difference["name"] for difference in result["differences"])
     assert 0 < result["saved_bytes"]["with"] < result["saved_bytes"]["without"]
     assert torch.is_grad_enabled()
-
-
-def test_a_budget_is_planned_for_and_verified(run, small_arguments):
-    asked = "--distributed.activation_checkpointing={policy: budget, memory_budget: 70%}"
-    code, out, _ = run("verify", *small_arguments, asked)
-    assert code == 0
-    assert "asked budget" in out
 
 
 def test_checkpointing_that_is_off_is_a_mistake(run, tiny_file):
