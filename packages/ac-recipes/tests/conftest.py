@@ -62,3 +62,44 @@ def tiny(tiny_file: Path) -> Callable[..., Recipe]:
         return read_recipe(Recipe, tiny_file, overrides)
 
     return build
+
+
+SMALL = (
+    "--model.config.hidden_size=64",
+    "--model.config.intermediate_size=176",
+    "--model.config.num_hidden_layers=3",
+    "--dataset.sequence_length=128",
+    "--tokenizer.vocab_size=300",
+)
+"""The default recipe, small enough for a test, and large enough that activations matter."""
+
+
+@pytest.fixture
+def small_arguments() -> list[str]:
+    """The command line of the default recipe with small sizes."""
+    return ["default", *SMALL]
+
+
+@pytest.fixture
+def small() -> Callable[..., Recipe]:
+    """The default recipe with small sizes; `small("section.field=value", ...)` with overrides."""
+    from ac_recipes.load import load_recipe
+    from ac_recipes.reader import split_overrides
+
+    def build(*settings: str) -> Recipe:
+        _, overrides = split_overrides([*SMALL, *(f"--{setting}" for setting in settings)])
+        return load_recipe("default", overrides)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def small_plan() -> Any:
+    """A plan for the small recipe on a CPU, for 0.7 of what it takes without checkpointing."""
+    from ac_recipes.analysis.planning import make_plan
+    from ac_recipes.analysis.policies import budget_policy
+    from ac_recipes.load import load_recipe
+    from ac_recipes.reader import split_overrides
+
+    recipe = load_recipe("default", split_overrides(SMALL)[1])
+    return make_plan(recipe, budget_policy(recipe.distributed.checkpointing, 0.7), device="cpu")

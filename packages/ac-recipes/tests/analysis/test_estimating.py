@@ -9,8 +9,9 @@ from ac_recipes.analysis.steps import RepeatableStep
 from ac_recipes.analysis.subject import real_subject
 
 
-def test_every_policy_is_estimated_within_three_percent_of_a_real_step(small):
-    recipe = small()
+@pytest.mark.parametrize("settings", [(), ("loss_fn.kind=plain", "model.dtype=bfloat16")], ids=["fused", "plain"])
+def test_every_policy_is_estimated_within_three_percent_of_a_real_step(small, settings):
+    recipe = small(*settings)
     said = []
     estimates = estimate_policies(recipe, device="cpu", say=said.append)
     assert said == list(estimates) == ["none", "full", "selective"]
@@ -24,18 +25,18 @@ def test_every_policy_is_estimated_within_three_percent_of_a_real_step(small):
         assert estimates[name].peak_bytes == pytest.approx(peak, rel=0.03)
 
 
-def test_the_recipes_own_policy_keeps_its_scope_and_layers(small):
-    asked = "distributed.activation_checkpointing={policy: full, layers: '0'}"
-    part = estimate_policies(small(asked), device="cpu")
-    whole = estimate_policies(small(), device="cpu")
-    assert part["none"].peak_bytes == whole["none"].peak_bytes
-    assert whole["full"].peak_bytes < part["full"].peak_bytes < part["none"].peak_bytes
-    assert part["selective"].recompute_flops < whole["selective"].recompute_flops
+def test_the_recipes_own_policy_and_scope_are_kept(small):
+    asked = "distributed.activation_checkpointing={policy: selective, layers: '0', save: [attention]}"
+    found = policies(small(asked), budget="24GiB")
+    assert list(found) == ["none", "full", "selective", "budget"]
+    assert {config.layers for config in found.values()} == {"0"}
+    assert [config.save for config in found.values()] == [None, None, ("attention",), None]
+    assert found["budget"].memory_budget == "24GiB"
 
 
-def test_what_is_taken_for_granted_of_the_recipe_is_said(small):
-    recipe = small("step_scheduler.local_batch_size=2")
-    said = " ".join(stated_assumptions(recipe, estimate_policies(recipe, device="cpu")))
+def test_what_is_taken_for_granted_of_the_recipe_is_said(tiny):
+    recipe = tiny()
+    said = " ".join(stated_assumptions(recipe, estimate_policies(recipe)))
     assert "the 300 entries that the tokenizer is asked for" in said
     assert "one rank; for more, give --distributed.dp_size" in said
     assert "a second, accumulated one finds the gradients" in said

@@ -2,40 +2,34 @@
 
 import pytest
 
-from ac_core import apply_activation_checkpointing, remove_activation_checkpointing
+from ac_core import apply_activation_checkpointing
 from ac_recipes.analysis.planning import make_plan, planned_recipe, recipe_to_train
-from ac_recipes.analysis.policies import budget_policy, policies
+from ac_recipes.analysis.policies import budget_policy
 from ac_recipes.analysis.steps import RepeatableStep
-from ac_recipes.analysis.subject import real_subject
+from ac_recipes.analysis.subject import real_subject, step_settings
 from ac_recipes.errors import RunError, UsageError
 from ac_recipes.training.run_folder import RunFolder
 from ac_recipes.training.trainer import train
 
 
-@pytest.mark.parametrize("settings", [(), ("loss_fn.kind=plain", "model.dtype=bfloat16")], ids=str)
-def test_a_plan_measures_within_three_percent_of_its_prediction(small, settings):
-    recipe = small(*settings)
-    plans = [
-        make_plan(recipe, budget_policy(recipe.distributed.checkpointing, budget), device="cpu")
-        for budget in (0.7, 0.85, 1.0)
-    ]
-    assert len({tuple(plan.blocks.items()) for plan in plans}) == 3
-    subject = real_subject(recipe)
+def test_a_plan_measures_within_three_percent_of_its_prediction(small, small_plan):
+    assert len(set(small_plan.blocks.values())) > 1
+    subject = real_subject(small())
     step = RepeatableStep(subject)
-    for plan in plans:
-        apply_activation_checkpointing(subject.model, plan.to_config())
-        step()
-        _, peak = step.recorded()
-        remove_activation_checkpointing(subject.model)
-        assert peak == pytest.approx(plan.peak_bytes, rel=0.03)
-        assert peak <= plan.budget_bytes * 1.03
+    apply_activation_checkpointing(subject.model, small_plan.to_config())
+    step()
+    _, peak = step.recorded()
+    assert peak == pytest.approx(small_plan.peak_bytes, rel=0.03)
+    assert peak <= small_plan.budget_bytes * 1.03
 
 
-def test_a_plan_is_for_the_ranks_of_the_recipe(small):
-    alone = small("step_scheduler.local_batch_size=2", "step_scheduler.global_batch_size=8")
-    sharded = small("step_scheduler.local_batch_size=2", "step_scheduler.global_batch_size=8", "distributed.dp_size=4")
-    peaks = [make_plan(r, budget_policy(r.distributed.checkpointing, 1.0)).peak_bytes for r in (alone, sharded)]
-    assert peaks[1] < peaks[0]
+def test_a_plan_is_for_the_ranks_and_the_batch_of_the_recipe(small):
+    batches = ("step_scheduler.local_batch_size=2", "step_scheduler.global_batch_size=8")
+    settings = step_settings(small(*batches, "distributed.dp_size=4"), device="cuda", kernels="plain")
+    assert (settings["strategy"], settings["dp_size"], settings["loss"]) == ("fsdp2", 4, "fused")
+    assert settings["batch"]["input_ids"].shape == (2, 128)
+    alone = step_settings(small(*batches), device="cuda", kernels="plain")
+    assert (alone["strategy"], alone["dp_size"]) == ("none", 1)
 
 
 def test_what_does_not_fit_names_the_least_that_would(small):
@@ -52,24 +46,13 @@ def test_a_recipe_with_a_budget_trains_under_the_plan_for_it(tiny):
     assert "memory_budget: 0.9" in written
 
 
-def test_a_recipe_without_a_budget_is_trained_as_it_is(small):
-    recipe = small()
-    assert recipe_to_train(recipe, 2, "cpu") is recipe
-    plan = make_plan(recipe, budget_policy(recipe.distributed.checkpointing, 1.0), device="cpu")
-    planned = planned_recipe(recipe, plan)
-    assert recipe_to_train(planned, 2, "cpu") is planned
-    assert list(policies(planned)) == ["none", "full", "selective", "budget"]
+def test_a_recipe_that_needs_no_plan_is_trained_as_it_is(small, small_plan):
+    for recipe in (small(), planned_recipe(small(), small_plan)):
+        assert recipe_to_train(recipe, 2, "cpu") is recipe
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (("distributed.dp_size=3",), "4 sequences cannot be shared evenly by 3 ranks"),
-        (("distributed.dp_size=4", "distributed.activation_checkpointing=full"), "--distributed.dp_size 1"),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused(small, settings, message):
-    recipe = small(*settings)
-    with pytest.raises(UsageError, match=message):
-        make_plan(recipe, budget_policy(recipe.distributed.checkpointing, 0.5))
-        real_subject(recipe)
+def test_sizes_that_do_not_fit_are_refused(small):
+    with pytest.raises(UsageError, match="4 sequences cannot be shared evenly by 3 ranks"):
+        step_settings(small("distributed.dp_size=3"), device="cuda", kernels="plain")
+    with pytest.raises(UsageError, match=r"this command runs on one process; add --distributed.dp_size 1"):
+        real_subject(small("distributed.dp_size=4"))

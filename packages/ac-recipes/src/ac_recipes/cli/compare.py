@@ -81,8 +81,9 @@ def _row(compared: "ComparedRecipe", policy: str) -> tuple[str, ...]:
     if none is None or policy == "none":
         against = ""
     else:
-        told = len(measured.seconds) >= LEAST_ROUNDS
-        noise = "" if told and not compared.is_within_noise(policy) else ", within noise" if told else ", too few rounds"
+        noise = ", within noise" if compared.is_within_noise(policy) else ""
+        if len(measured.seconds) < LEAST_ROUNDS:
+            noise = ", too few rounds"
         against = f"{measured.step_seconds / none.step_seconds - 1:+.1%}{noise}"
     return (
         policy,

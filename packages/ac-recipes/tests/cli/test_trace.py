@@ -1,0 +1,28 @@
+"""`trace`: op by op, alike blocks together unless all is asked for."""
+
+import json
+
+SELECTIVE = "--distributed.activation_checkpointing=selective"
+
+
+def test_blocks_that_are_alike_are_one_row(run, tiny_file):
+    code, out, _ = run("trace", str(tiny_file), SELECTIVE)
+    assert code == 0
+    lines = out[: out.index("each op, over all layers")].splitlines()
+    assert lines[0].split() == ["decision", "block", "layer", "op", "calls", "output", "bytes", "FLOPs"]
+    (row,) = [line.split() for line in lines if "self_attn.q_proj" in line]
+    assert row[:7] == ["SAVE", "model.layers.0-1", "(2)", "self_attn.q_proj", "aten::mm", "2", "32x32"]
+    assert {line.split()[0] for line in lines[1:] if line} >= {"SAVE", "RECOMPUTE"}
+    code, every, _ = run("trace", str(tiny_file), SELECTIVE, "--all")
+    assert code == 0
+    assert sum("self_attn.q_proj" in line for line in every.splitlines()) == 2
+
+
+def test_as_json(run, tiny_file):
+    code, out, _ = run("trace", str(tiny_file), "--json")
+    assert code == 0
+    trace = json.loads(out)
+    assert set(trace["decisions"].values()) == {"RECOMPUTE"}
+    assert {op["block"] for op in trace["ops"]} == {"model.layers.0", "model.layers.1"}
+    product = next(op for op in trace["ops"] if op["layer"] == "self_attn.q_proj")
+    assert (product["shape"], product["nbytes"], product["flops"]) == ([32, 32], 32 * 32 * 4, 2 * 32 * 32 * 32)
