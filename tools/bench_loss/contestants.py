@@ -64,9 +64,7 @@ def _ours(**options: Any) -> Callable[[], Loss]:
 
 def _native(**options: Any) -> Callable[[], Loss]:
     def load() -> Loss:
-        if not hasattr(F, "linear_cross_entropy"):
-            raise ImportError("this torch has no torch.nn.functional.linear_cross_entropy")
-        from torch.nn.functional import LinearCrossEntropyOptions
+        from torch.nn import LinearCrossEntropyOptions
 
         chosen = LinearCrossEntropyOptions(**options)
         return lambda hidden, weight, labels: F.linear_cross_entropy(hidden, weight, labels, options=chosen)
