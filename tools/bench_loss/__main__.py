@@ -64,14 +64,14 @@ def accuracy_table(wanted: Wanted, say: Say) -> list[dict[str, Any]]:
 
     here = roster(torch.bfloat16, lambda name: name != GEMMS and (name == PLAIN or wanted(name)))
     inputs = Inputs(**LONG, dtype=torch.bfloat16)
-    rows, held = [], (chunking.ROWS_NARROW, chunking.ROWS_FLOOR)
-    chunking.ROWS_NARROW = chunking.ROWS_FLOOR = SMALL_CHUNK
+    rows, held = [], (chunking.ROWS_NARROW, chunking.ROWS_WIDE, chunking.ROWS_FLOOR)
+    chunking.ROWS_NARROW = chunking.ROWS_WIDE = chunking.ROWS_FLOOR = SMALL_CHUNK
     try:
         for name, loss in here.losses.items():
             say(f"accuracy bf16: {name}")
             rows.append({"name": name, "gradient_error": weight_gradient_error(inputs, loss)})
     finally:
-        chunking.ROWS_NARROW, chunking.ROWS_FLOOR = held
+        chunking.ROWS_NARROW, chunking.ROWS_WIDE, chunking.ROWS_FLOOR = held
     return rows + _missing(here.missing)
 
 

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ac_loss.backends.torch_backend import chunking
+from ac_loss.backends.torch_backend import chunking, products
 
 # With --import-mode=importlib a test file cannot import its neighbours by name; the ranks' processes could not either.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -63,6 +63,13 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         "TILE_BYTES_CPU": 11 * 6 * 4,
     }.items():
         monkeypatch.setattr(chunking, name, value)
+
+
+@pytest.fixture(params=[torch.bfloat16, torch.float32], ids=["narrow products", "wide products"])
+def bf16_products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
+    """What bf16 operands are multiplied in, whatever this CPU would choose; both in turn, where a test does not say."""
+    monkeypatch.setattr(products, "cpu_is_slow_in_bfloat16", lambda: request.param == torch.float32)
+    return request.param
 
 
 @pytest.fixture(scope="session")

@@ -15,9 +15,14 @@ def owned(weight, value=0.0):
     return weight
 
 
-@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.usefixtures("small_pieces", "bf16_products")
 @each_way
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "bf16_products"),
+    [(torch.float64, torch.float64), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)],
+    indirect=["bf16_products"],
+    ids=str,
+)
 def test_the_gradient_is_added_once_and_in_the_backward(draw, gradients, assert_near, dtype, way):
     inputs = draw(61, 31, 13, dtype=dtype)
     same = {"reduction": way.get("reduction", "mean")}
@@ -48,7 +53,7 @@ def test_microbatches_and_a_kept_graph_add_up(draw, gradients, way):
     torch.testing.assert_close(weight.main_grad, 6 * right, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.usefixtures("small_pieces", "bf16_products")
 @each_way
 def test_main_grad_is_not_rounded_to_the_parameter_s_dtype(draw, way):
     inputs = draw(40, 31, 13, dtype=torch.bfloat16)

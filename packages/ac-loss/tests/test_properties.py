@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ac_loss import linear_cross_entropy, reference, token_statistics
+from ac_loss.backends.torch_backend import products
 
 # The fixtures hold no state that one example could leave to the next.
 EXAMPLES = settings(
@@ -62,6 +63,7 @@ def gradients(tensors, loss, upstream):
 @EXAMPLES
 @given(
     given_inputs=inputs(),
+    wide_products=st.booleans(),
     reduction=st.sampled_from(["none", "sum", "mean"]),
     grad_mode=st.sampled_from(["auto", "forward", "recompute"]),
     accum=st.sampled_from(["fp32", "param", "main_grad"]),
@@ -72,7 +74,10 @@ def gradients(tensors, loss, upstream):
     logit_scale=st.just(1.0) | st.floats(0.1, 4),
     strict_nan=st.booleans(),
 )
-def test_the_loss_is_the_specification_s(given_inputs, accum, grad_mode, tokens, strict_nan, **options):
+def test_the_loss_is_the_specification_s(  # noqa: PLR0917
+    monkeypatch, given_inputs, wide_products, accum, grad_mode, tokens, strict_nan, **options
+):
+    monkeypatch.setattr(products, "cpu_is_slow_in_bfloat16", lambda: wide_products)
     tensors, ignore_index = given_inputs
     dtype = tensors["hidden"].dtype
     options |= {"ignore_index": ignore_index}
@@ -109,11 +114,13 @@ def test_the_loss_is_the_specification_s(given_inputs, accum, grad_mode, tokens,
 @EXAMPLES
 @given(
     given_inputs=inputs(),
+    wide_products=st.booleans(),
     with_labels=st.booleans(),
     softcap=st.none() | st.floats(0.5, 50),
     logit_scale=st.just(1.0) | st.floats(0.1, 4),
 )
-def test_the_statistics_are_the_specification_s(given_inputs, with_labels, **options):
+def test_the_statistics_are_the_specification_s(monkeypatch, given_inputs, wide_products, with_labels, **options):
+    monkeypatch.setattr(products, "cpu_is_slow_in_bfloat16", lambda: wide_products)
     tensors, ignore_index = given_inputs
     dtype = tensors["hidden"].dtype
     results = []

@@ -10,6 +10,7 @@ from ac_loss import backends
 from ac_loss._functional import Reduction, check_float16, check_options
 from ac_loss._validation import autocast_dtype, check_tensors, is_sharded, select_rows
 from ac_loss.backends import Request
+from ac_loss.backends.torch_backend import product_dtype
 from ac_loss.config import Accum, Backend, GradMode, check_flag
 
 if TYPE_CHECKING:
@@ -37,7 +38,9 @@ class Explanation:
         counted: rows whose label is not ignored; all of them where labels were not given, or are on ``meta``.
         vocab: rows of weight.
         hidden_size: columns of weight.
-        dtype: of the matrix products.
+        dtype: of the matrix products' operands.
+        product_dtype: what these are multiplied in: another one where backend ``"torch"`` runs on a CPU that is slow in
+            ``dtype``.
     """
 
     backend: str
@@ -51,6 +54,7 @@ class Explanation:
     vocab: int
     hidden_size: int
     dtype: str
+    product_dtype: str
 
     def to_dict(self) -> dict[str, object]:
         """Plain data for JSON; bytes are integers."""
@@ -63,10 +67,11 @@ class Explanation:
             ("the gradients themselves", self.gradient_bytes),
         ]
         width = max(len(name) for name, _ in rows)
+        wide = "" if self.product_dtype == self.dtype else f" multiplied in {self.product_dtype}, faster on this CPU"
         lines = [
             f"linear_cross_entropy on {self.device}: backend {self.backend!r}",
             f"{self.tokens} tokens ({self.counted} count), vocabulary {self.vocab}, hidden size {self.hidden_size}, "
-            f"{self.dtype}",
+            f"{self.dtype}{wide}",
             *(f"  {name:<{width}}  {_gib(size):>10}" for name, size in rows),
             "not used:",
         ]
@@ -75,6 +80,10 @@ class Explanation:
             told = [part for reason in reasons for part in textwrap.wrap(f"- {reason}", 96, subsequent_indent="  ")]
             lines += [f"  {'' if i else name:<{column}}  {part}" for i, part in enumerate(told)]
         return "\n".join(lines)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _gib(size: int) -> str:
@@ -181,7 +190,8 @@ def explain(  # noqa: PLR0917 - as the function that it explains
         counted=counted,
         vocab=request.vocab,
         hidden_size=request.hidden_size,
-        dtype=str(request.gemm_dtype).removeprefix("torch."),
+        dtype=_name(request.gemm_dtype),
+        product_dtype=_name(product_dtype(gemm_dtype, place.type) if chosen == "torch" else gemm_dtype),
     )
 
 

@@ -47,8 +47,20 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_estimate_is_what_it_holds(draw, peak_bytes, ask, monkeypatch, name):
+def multiplies_bf16(dtype, facts):
+    return BF16 in (dtype, facts.get("autocast"))
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16_products"),
+    [
+        (name, products)
+        for name, (_, _, dtype, facts) in CASES.items()
+        for products in ((BF16, F32) if multiplies_bf16(dtype, facts) else (F32,))
+    ],
+    indirect=["bf16_products"],
+)
+def test_the_estimate_is_what_it_holds(draw, peak_bytes, ask, monkeypatch, name, bf16_products):  # noqa: PLR0917
     # At these sizes the real blocks, slabs and tiles would hold everything.
     monkeypatch.setattr(chunking, "TILE_ROWS", 512)
     monkeypatch.setattr(chunking, "BLOCK_BYTES_CPU", 2**21)
@@ -81,7 +93,9 @@ def test_the_estimate_is_what_it_holds(draw, peak_bytes, ask, monkeypatch, name)
         grad_bias=bias,
         **facts,
     )
-    assert peak_bytes(loss, inputs) == pytest.approx(extra_bytes(request), rel=0.05)
+    # oneDNN has scratch for narrow products, which is not in the estimate.
+    narrow = dtype == F16 or (multiplies_bf16(dtype, {"autocast": autocast}) and bf16_products == BF16)
+    assert peak_bytes(loss, inputs) == pytest.approx(extra_bytes(request), rel=0.08 if narrow else 0.015)
 
 
 def test_evaluation_holds_no_gradient(draw, peak_bytes, ask):

@@ -6,9 +6,14 @@ from ac_loss._objective import Objective
 from ac_loss.backends.torch_backend.tiles import Tiles
 
 
-@pytest.mark.usefixtures("small_pieces")
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_tiles_are_the_logits(draw, assert_near, dtype):
+@pytest.mark.usefixtures("small_pieces", "bf16_products")
+@pytest.mark.parametrize(
+    ("dtype", "bf16_products"),
+    [(torch.float64, torch.float64), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)],
+    indirect=["bf16_products"],
+    ids=str,
+)
+def test_tiles_are_the_logits(draw, assert_near, dtype, bf16_products):
     inputs = draw(25, 31, 5, dtype=dtype, ignored=0.3)
     counted = (inputs["labels"] != -100).nonzero().squeeze(1)
     labels = inputs["labels"][counted]
@@ -26,7 +31,7 @@ def test_tiles_are_the_logits(draw, assert_near, dtype):
             seen[rows, classes] += tile
             column, inside = tiles.positions(rows, classes)
             found += (column + classes.start).mul(inside).squeeze(1)
-            assert torch.equal(tiles.narrowed(tile), tile.to(dtype))
+            assert torch.equal(tiles.narrowed(tile), tile.to(bf16_products))
         assert torch.equal(found, labels[rows])
     assert_near(seen, right, dtype)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ac_loss.backends.torch_backend.chunking import block_rows, chunk_rows, slab_rows, tile_shape
+from ac_loss.backends.torch_backend.products import product_dtype
 
 if TYPE_CHECKING:
     from ac_loss.backends.request import Request
@@ -31,24 +32,25 @@ def extra_bytes(request: "Request") -> int:
 
 def _losses(request: "Request") -> tuple[int, int]:
     """``sweep._sweep`` but for the gradients: what lasts through all chunks, and what comes on top for a moment."""
-    count, vocab, item, wide = request.counted, request.vocab, request.gemm_dtype.itemsize, _wide(request)
+    count, vocab, item, wide = request.counted, request.vocab, _product(request).itemsize, _wide(request)
     size = chunk_rows(count, vocab, item)
     height = min(size, count, block_rows(request.device.type, vocab * wide))
     held = count * wide + min(size, count) * vocab * item
     if item != wide:
         held += height * vocab * wide
-    if request.weight_dtype != request.gemm_dtype:
-        held += vocab * request.hidden_size * item
+    projection, rounding = _projection(request)
+    held += projection
     if request.bias_dtype is not None and request.bias_dtype.itemsize != wide:
         held += vocab * wide
-    chunk, moment = _chunk(request, size, again=count > size)
-    return held + chunk, moment
+    # A conversion begins by giving up the chunk before.
+    chunk, moment = _chunk(request, size, again=count > size and request.hidden_dtype == _product(request))
+    return held + chunk, max(moment, rounding)
 
 
 def _sweep(request: "Request") -> int:
     """``sweep._differentiate``, beyond the gradients it returns."""
     count, vocab, width = request.counted, request.vocab, request.hidden_size
-    item, wide = request.gemm_dtype.itemsize, _wide(request)
+    item, wide = _product(request).itemsize, _wide(request)
     size = min(chunk_rows(count, vocab, item), count)
     several = count > size
     held, moment = _losses(request)
@@ -56,17 +58,18 @@ def _sweep(request: "Request") -> int:
     slope = 0
     if request.objective.softcap is not None:
         slope = min(size, block_rows(request.device.type, vocab * wide)) * vocab * wide
-    elementwise = max(moment, slope, bias)
     product = request.grad_hidden * size * width * item
-    if product and request.hidden_dtype != request.gemm_dtype and count < request.tokens:
-        product += size * width * request.hidden_dtype.itemsize
+    beside = _projection(request)[1]
+    if request.hidden_dtype != _product(request) and count < request.tokens:
+        beside = max(beside, size * width * request.hidden_dtype.itemsize)
+    moment = max(moment, slope, bias, product + beside * (product > 0))
     weight = slab = 0
     if request.grad_weight:
-        sum_item = _sum_itemsize(request) if several else item
+        sum_item = _sum_itemsize(request, several=several)
         weight = vocab * width * sum_item
-        slab = _slab(request, vocab) if sum_item != item else 0
-    first = max(elementwise, product + weight + slab)
-    later = max(first, weight + elementwise) if several else first
+        slab = _slab(request, vocab, sum_item, several=several)
+    first = max(moment, product + weight + slab)
+    later = max(first, weight + moment) if several else first
 
     kept = request.accum == "main_grad"
     returned = 0 if kept else request.grad_weight * vocab * width * request.weight_dtype.itemsize
@@ -86,24 +89,22 @@ def _statistics_forward(request: "Request") -> int:
 def _statistics_backward(request: "Request") -> int:
     """``statistics._differentiate``, beyond the gradients it returns."""
     count, vocab, width = request.counted, request.vocab, request.hidden_size
-    item, wide = request.gemm_dtype.itemsize, _wide(request)
+    wide = _wide(request)
     rows, columns = tile_shape(count, vocab, wide, request.device.type)
     several = count > rows
     held, moment = _tiles(request, again=True)
     held += 7 * count * wide
     slope = rows * columns * wide * (request.objective.softcap is not None)
-    slab = _slab(request, rows) if request.grad_hidden and item != wide else 0
+    slab = _slab(request, rows, wide, several=True) if request.grad_hidden else 0
     block = rounding = 0
     if request.grad_weight and request.accum != "main_grad":
-        sum_item = _sum_itemsize(request) if several else item
+        sum_item = _sum_itemsize(request, several=several)
         block = columns * width * sum_item
         if sum_item != request.weight_dtype.itemsize:
             rounding = columns * width * request.weight_dtype.itemsize
-        if several and sum_item != item:
-            rounding = max(rounding, _slab(request, columns))
+        rounding = max(rounding, _slab(request, columns, sum_item, several=several))
     during = held + max(block * several + max(moment, slope, slab), block + rounding)
-    # The last block's names outlive the loop.
-    after = held + block
+    after = held - _operand(request, columns * width, request.weight_dtype)[0]
     if request.grad_hidden:
         total = count * width * wide
         rounded = count * width * request.hidden_dtype.itemsize * (request.hidden_dtype.itemsize != wide)
@@ -119,13 +120,12 @@ def _statistics_backward(request: "Request") -> int:
 def _tiles(request: "Request", *, again: bool) -> tuple[int, int]:
     """``tiles.Tiles``: its buffers and one tile's operands where these are copies, and what making them adds."""
     count, width = request.counted, request.hidden_size
-    item, wide = request.gemm_dtype.itemsize, _wide(request)
+    item, wide = _product(request).itemsize, _wide(request)
     rows, columns = tile_shape(count, request.vocab, wide, request.device.type)
     chunk, moment = _chunk(request, rows, again=again or count > rows)
     held = rows * columns * (item + wide * (item != wide)) + chunk
-    if request.weight_dtype != request.gemm_dtype:
-        held += columns * width * item
-    return held, moment
+    matrix, beside = _operand(request, columns * width, request.weight_dtype)
+    return held + matrix, max(moment, beside)
 
 
 def _chunk(request: "Request", rows: int, *, again: bool) -> tuple[int, int]:
@@ -135,23 +135,51 @@ def _chunk(request: "Request", rows: int, *, again: bool) -> tuple[int, int]:
     """
     elements = min(rows, request.counted) * request.hidden_size
     picked = elements * request.hidden_dtype.itemsize * (request.counted < request.tokens)
-    converted = elements * request.gemm_dtype.itemsize * (request.hidden_dtype != request.gemm_dtype)
+    converted, beside = _operand(request, elements, request.hidden_dtype)
     lasting = converted or picked
-    return lasting, picked * (converted > 0) + lasting * again
+    return lasting, picked * (converted > 0) + beside + lasting * again
 
 
-def _slab(request: "Request", rows: int) -> int:
-    """``gradients.add_product`` where the sum is wider than the product, which a CPU converts before it adds it."""
-    width, item = request.hidden_size, request.gemm_dtype.itemsize
+def _operand(request: "Request", elements: int, dtype: torch.dtype) -> tuple[int, int]:
+    """``products.operand``: the copy, if it is one, and what else is there while it is made."""
+    rounded = elements * request.gemm_dtype.itemsize * (dtype != request.gemm_dtype)
+    if _product(request) == request.gemm_dtype:
+        return rounded, 0
+    return elements * _product(request).itemsize, rounded
+
+
+def _projection(request: "Request") -> tuple[int, int]:
+    """``products.Projection``: what it holds, and what using it adds for a moment."""
+    product, rows = _product(request), request.vocab
+    if product != request.gemm_dtype:
+        rows = min(rows, slab_rows(request.device.type, request.hidden_size * product.itemsize))
+    return _operand(request, rows * request.hidden_size, request.weight_dtype)
+
+
+def _slab(request: "Request", rows: int, sum_item: int, *, several: bool) -> int:
+    """``gradients.add_product``: part of a product that is not summed in its own dtype.
+
+    A CPU converts it before it adds it to what is wider.
+    """
+    width, item = request.hidden_size, _product(request).itemsize
+    if sum_item == item:
+        return 0
     rows = min(rows, slab_rows(request.device.type, width * item))
-    return rows * width * (item + _wide(request) * (request.device.type == "cpu"))
+    converted = sum_item * (several and sum_item > item and request.device.type == "cpu")
+    return rows * width * (item + converted)
+
+
+def _product(request: "Request") -> torch.dtype:
+    return product_dtype(request.gemm_dtype, request.device.type)
 
 
 def _wide(request: "Request") -> int:
     return torch.promote_types(request.gemm_dtype, torch.float32).itemsize
 
 
-def _sum_itemsize(request: "Request") -> int:
-    """Of the dtype that the weight's gradient is summed in over chunks."""
+def _sum_itemsize(request: "Request", *, several: bool) -> int:
+    """Of the dtype that ``gradients.WeightGradient`` is in until its end; ``several`` chunks are summed."""
     own = request.weight_dtype.itemsize
+    if not several:
+        return _product(request).itemsize if request.accum == "main_grad" else own
     return own if request.accum == "param" else max(own, _wide(request))

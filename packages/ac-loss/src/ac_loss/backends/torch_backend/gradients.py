@@ -6,6 +6,7 @@ import torch
 
 from ac_loss._job import Job
 from ac_loss.backends.torch_backend.chunking import slab_rows, spans
+from ac_loss.backends.torch_backend.products import Projection
 
 
 class Wanted(NamedTuple):
@@ -49,7 +50,7 @@ class GradientSums:
             self._bias.add_(grad_logits.sum(0))
 
     def add_chunk(
-        self, rows: slice, grad_logits: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, *, only: bool
+        self, rows: slice, grad_logits: torch.Tensor, hidden: torch.Tensor, weight: Projection, *, only: bool
     ) -> None:
         """The rows that count from ``rows.start`` to ``rows.stop``.
 
@@ -57,11 +58,11 @@ class GradientSums:
             rows: which ones, among the rows that count.
             grad_logits: ``[rows, V]``.
             hidden: ``[rows, H]`` in the dtype of ``grad_logits``.
-            weight: ``[V, H]`` in the dtype of ``grad_logits``.
+            weight: ``[V, H]``.
             only: whether there is no other chunk.
         """
         if self._hidden is not None:
-            part = grad_logits @ weight
+            part = weight.gradient(grad_logits)
             if self._rows is None:
                 self._hidden[rows] = part
             else:
@@ -98,12 +99,13 @@ class WeightGradient:
         left = grad_logits.t()
         if self._sum is not None:
             add_product(self._sum, left, hidden)
-        elif only or self._sum_dtype == hidden.dtype:
-            # Into a tensor of ours: a selective checkpoint around the loss keeps results of `mm`, and this one changes.
-            self._sum = torch.mm(left, hidden, out=hidden.new_empty(self._weight.shape))
-        else:
-            self._sum = torch.empty(self._weight.shape, dtype=self._sum_dtype, device=hidden.device)
-            add_product(self._sum, left, hidden, first=True)
+            return
+        dtype = self._sum_dtype
+        if only:  # nothing to sum: in the dtype that it is wanted in, or for main_grad as the product comes
+            dtype = hidden.dtype if self._keep_dtype else self._weight.dtype
+        # A tensor of ours: a selective checkpoint around the loss keeps results of `mm`, and this one changes.
+        self._sum = hidden.new_empty(self._weight.shape, dtype=dtype)
+        add_product(self._sum, left, hidden, first=True)
 
     def result(self) -> torch.Tensor:
         if self._sum is None:
@@ -112,18 +114,24 @@ class WeightGradient:
 
 
 def add_product(target: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, first: bool = False) -> None:
-    """``target += left @ right``, or ``=`` for the first one; ``target`` may be of a wider dtype than the factors."""
-    if target.dtype == right.dtype and not first:
-        target.addmm_(left, right)
+    """``target += left @ right``, or ``=`` for the first one; ``target`` may be of another dtype than the factors."""
+    if target.dtype == right.dtype:
+        torch.mm(left, right, out=target) if first else target.addmm_(left, right)
         return
-    # The product must stay in the narrow dtype (a bf16 GEMM is over twice as fast) and be summed in the wide one; a
-    # slab of rows at a time, for at real sizes the whole product would be a GiB.
+    # A slab of rows at a time, for at real sizes the whole product would be a GiB. It is in the dtype of the factors
+    # and the sum in the wider of both.
     height, width = target.shape
     rows = max(1, min(height, slab_rows(right.device.type, width * right.element_size())))
     slab = right.new_empty(rows, width)
+    wider = right.element_size() > target.element_size()
     for start, stop in spans(height, rows):
-        part = torch.mm(left[start:stop], right, out=slab[: stop - start])
-        target[start:stop].copy_(part) if first else target[start:stop].add_(part)
+        part, total = slab[: stop - start], target[start:stop]
+        if first:
+            total.copy_(torch.mm(left[start:stop], right, out=part))
+        elif wider:
+            total.copy_(part.copy_(total).addmm_(left[start:stop], right))
+        else:
+            total.add_(torch.mm(left[start:stop], right, out=part))
 
 
 def add_scaled(target: torch.Tensor, gradient: torch.Tensor, upstream: torch.Tensor) -> None:

@@ -195,6 +195,7 @@ def _differentiate(tiles: Tiles, upstream: _Upstream, wanted: Wanted, into: torc
                 block.add(grad_logits, chunk, only=len(chunk) == tiles.tokens)
         if grad_weight is not None:
             grad_weight[classes] = block.result()
+        del matrix, block  # the next ones are made before these names are taken again
     if grad_hidden is not None:
         grad_hidden = grad_hidden.to(hidden.dtype)
         if job.rows is not None:

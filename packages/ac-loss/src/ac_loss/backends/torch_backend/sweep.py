@@ -19,6 +19,7 @@ from ac_loss._validation import rounds_to_float16
 from ac_loss.backends.torch_backend.chunking import block_rows, chunk_rows, spans
 from ac_loss.backends.torch_backend.gradients import Gradients, GradientSums, Wanted, add_scaled
 from ac_loss.backends.torch_backend.guards import autocast_off, refuse_double_backward, take_saved
+from ac_loss.backends.torch_backend.products import Projection, operand, product_dtype
 from ac_loss.backends.torch_backend.statistics import row_statistics
 
 
@@ -45,23 +46,24 @@ def _sweep(
         The losses, ``[n]``.
     """
     labels, rows, wide = job.labels, job.rows, job.loss_dtype
+    narrow = product_dtype(job.gemm_dtype, hidden.device.type)
     count, vocab = labels.numel(), weight.shape[0]
     losses = hidden.new_empty(count, dtype=wide)
     # Ranks that share the vocabulary talk once a block: all have the same chunks, each one block.
     shard = job.vocabulary
-    size = chunk_rows(count, vocab if shard is None else shard.widest, job.gemm_dtype.itemsize)
+    size = chunk_rows(count, vocab if shard is None else shard.widest, narrow.itemsize)
     height = min(size, count)
     if shard is None:
         height = min(height, block_rows(hidden.device.type, vocab * wide.itemsize))
     with autocast_off(hidden.device.type):
-        matrix = weight.to(job.gemm_dtype)
+        projection = Projection(weight, job.gemm_dtype)
         offset = None if bias is None else bias.to(wide)
-        buffer = hidden.new_empty((min(size, count), vocab), dtype=job.gemm_dtype)
-        scratch = None if job.gemm_dtype == wide else hidden.new_empty((height, vocab), dtype=wide)
+        buffer = hidden.new_empty((min(size, count), vocab), dtype=narrow)
+        scratch = None if narrow == wide else hidden.new_empty((height, vocab), dtype=wide)
         for start, stop in spans(count, size):
             chunk = hidden[start:stop] if rows is None else hidden.index_select(0, rows[start:stop])
-            chunk = chunk.to(job.gemm_dtype)
-            logits = torch.mm(chunk, matrix.t(), out=buffer[: stop - start])
+            chunk = operand(chunk, job.gemm_dtype)
+            logits = projection.logits(chunk, buffer[: stop - start])
             for first, last in spans(stop - start, height):
                 here = slice(start + first, start + last)
                 part = logits[first:last]
@@ -72,7 +74,7 @@ def _sweep(
                     if scratch is not None:
                         part.copy_(block)
             if sums is not None:
-                sums.add_chunk(slice(start, stop), logits, chunk, matrix, only=count <= size)
+                sums.add_chunk(slice(start, stop), logits, chunk, projection, only=count <= size)
     return losses
 
 

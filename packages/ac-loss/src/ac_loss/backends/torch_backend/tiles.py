@@ -6,6 +6,7 @@ import torch
 
 from ac_loss._job import Job
 from ac_loss.backends.torch_backend.chunking import spans, tile_shape
+from ac_loss.backends.torch_backend.products import operand, product_dtype
 
 
 class Tiles:
@@ -25,8 +26,9 @@ class Tiles:
         wide = job.loss_dtype
         self._shape = tile_shape(self.tokens, self.vocab, wide.itemsize, hidden.device.type)
         size = self._shape[0] * self._shape[1]
-        self._product = hidden.new_empty(size, dtype=job.gemm_dtype)
-        self._wide = self._product if job.gemm_dtype == wide else hidden.new_empty(size, dtype=wide)
+        narrow = product_dtype(job.gemm_dtype, hidden.device.type)
+        self._product = hidden.new_empty(size, dtype=narrow)
+        self._wide = self._product if narrow == wide else hidden.new_empty(size, dtype=wide)
 
     def rows(self) -> Iterator[slice]:
         """All rows that count, in order; one empty slice if there are none."""
@@ -38,11 +40,11 @@ class Tiles:
     def chunk(self, rows: slice) -> torch.Tensor:
         """Hidden states, ``[rows, H]`` in the dtype of the products."""
         hidden = self.hidden[rows] if self.job.rows is None else self.hidden.index_select(0, self.job.rows[rows])
-        return hidden.to(self.job.gemm_dtype)
+        return operand(hidden, self.job.gemm_dtype)
 
     def matrix(self, classes: slice) -> torch.Tensor:
         """Rows of the weight, ``[classes, H]`` in the dtype of the products."""
-        return self.weight[classes].to(self.job.gemm_dtype)
+        return operand(self.weight[classes], self.job.gemm_dtype)
 
     def logits(
         self, chunk: torch.Tensor, matrix: torch.Tensor, classes: slice, *, slope: bool

@@ -1,0 +1,86 @@
+"""In which dtype to multiply, and products with the weight.
+
+NOTE [ Narrow operands, wide products ]
+A bf16 product pays where the processor has units for it: a GPU's, or AMX in a CPU. A CPU with vector instructions alone
+(or with none for bf16) takes up to 1.5 times as long for a bf16 product as for the fp32 one, and more without
+AVX512_BF16. There, hidden states and weight are rounded to bf16 as ever, and multiplied in fp32: a bf16 number is an
+fp32 number, so converting it is exact, and nothing that follows is rounded to bf16 before the gradients are returned.
+1. The weight is converted a slab at a time, into one buffer: whole it would be twice as large as the one that is there.
+2. The choice is by what the processor has, never by timing it, so one machine always gives the same numbers.
+"""
+
+import functools
+from collections.abc import Iterator
+
+import torch
+
+from ac_loss.backends.torch_backend.chunking import slab_rows, spans
+
+
+def product_dtype(gemm_dtype: torch.dtype, device_type: str) -> torch.dtype:
+    """The dtype that operands rounded to ``gemm_dtype`` are multiplied in; of the products too."""
+    wide = gemm_dtype == torch.bfloat16 and device_type == "cpu" and cpu_is_slow_in_bfloat16()
+    return torch.float32 if wide else gemm_dtype
+
+
+@functools.cache
+def cpu_is_slow_in_bfloat16() -> bool:
+    """Whether this CPU multiplies bf16 matrices more slowly than fp32 ones.
+
+    True for x86 without AMX, but for AVX512_BF16 of others than Intel (Zen 4 runs it at twice the rate of fp32). False
+    for other architectures, and where torch does not tell what the processor has.
+    """
+    if not hasattr(torch.cpu, "get_capabilities"):
+        return False
+    has = torch.cpu.get_capabilities()
+    if has.get("architecture") not in ("x86_64", "AMD64") or has.get("amx_bf16"):
+        return False
+    return not has.get("avx512_bf16") or "intel" in str(has.get("cpu_name", "")).lower()
+
+
+def operand(tensor: torch.Tensor, gemm_dtype: torch.dtype) -> torch.Tensor:
+    """``tensor`` rounded to ``gemm_dtype``, in the dtype that its products are computed in; itself where it is so."""
+    return tensor.to(gemm_dtype).to(product_dtype(gemm_dtype, tensor.device.type))
+
+
+class Projection:
+    """The weight as a factor of products.
+
+    Args:
+        weight: ``[V, H]``.
+        gemm_dtype: what it is rounded to.
+    """
+
+    def __init__(self, weight: torch.Tensor, gemm_dtype: torch.dtype) -> None:
+        device, (height, width) = weight.device.type, weight.shape
+        self._gemm_dtype, self._buffer = gemm_dtype, None
+        self.dtype = product_dtype(gemm_dtype, device)
+        if self.dtype == gemm_dtype:
+            self._weight = weight.to(gemm_dtype)
+        else:
+            self._weight = weight
+            rows = min(height, slab_rows(device, width * self.dtype.itemsize))
+            self._buffer = weight.new_empty(rows, width, dtype=self.dtype)
+
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """``hidden @ weight.T``, ``[rows, V]``, in ``out``."""
+        for classes, slab in self._slabs():
+            torch.mm(hidden, slab.t(), out=out[:, classes])
+        return out
+
+    def gradient(self, grad_logits: torch.Tensor) -> torch.Tensor:
+        """``grad_logits @ weight``, ``[rows, H]``."""
+        # A tensor of ours: a selective checkpoint around the loss keeps results of `mm`, and this one changes.
+        total = grad_logits.new_empty(len(grad_logits), self._weight.shape[1])
+        for classes, slab in self._slabs():
+            left = grad_logits[:, classes]
+            total.addmm_(left, slab) if classes.start else torch.mm(left, slab, out=total)
+        return total
+
+    def _slabs(self) -> Iterator[tuple[slice, torch.Tensor]]:
+        """All rows, in order; one slab, the weight itself, where it needs no conversion."""
+        if self._buffer is None:
+            yield slice(0, len(self._weight)), self._weight
+            return
+        for start, stop in spans(len(self._weight), len(self._buffer)):
+            yield slice(start, stop), self._buffer[: stop - start].copy_(self._weight[start:stop].to(self._gemm_dtype))
