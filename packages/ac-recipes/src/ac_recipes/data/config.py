@@ -150,8 +150,8 @@ def check_together(
             raise ValueError("packed_sequence.packed_sequence_size: examples with images are not packed; leave it at 0")
         if validation is not None:
             raise ValueError(
-                "validation_dataset: digits hold out images of their own; set dataset.validation_fraction, and leave it "
-                "out"
+                "validation_dataset: digits hold out images of their own; leave it out, and set "
+                "dataset.validation_fraction"
             )
         return
     for section, config in (("dataset", dataset), ("validation_dataset", validation)):

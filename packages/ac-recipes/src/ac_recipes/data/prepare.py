@@ -172,8 +172,9 @@ def _conversations(
 ) -> Prepared:
     layout = layout_of(transformers_config(recipe.model.config))
     train, held_out = image_examples(digits, tokenizer, recipe.dataset, layout, recipe.loss_fn.ignore_index)
+    questions = train.input_ids.shape[1]
     detail = (
-        f"{len(train.images)} images, {len(held_out.images)} held out; {train.input_ids.shape[1]} questions about each, "
+        f"{len(train.images)} images, {len(held_out.images)} held out; {questions} questions about each, "
         f"{layout.tokens} tokens an image"
     )
     fields = {"image_token_id": tokenizer.convert_tokens_to_ids(IMAGE)}

@@ -37,7 +37,7 @@ def pretrained_tokenizer(recipe: "Recipe") -> PreTrainedTokenizerBase | None:
 def train_tokenizer(
     documents: list[str], vocab_size: int, special_tokens: Sequence[str] = ()
 ) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of at most `vocab_size` entries, the end-of-text token and `special_tokens` among them."""
+    """A byte-level BPE tokenizer of at most `vocab_size` entries, with the end-of-text token and `special_tokens`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

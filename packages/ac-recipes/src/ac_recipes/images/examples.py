@@ -47,7 +47,11 @@ class ImageExamples:
 
 
 def image_examples(
-    digits: Digits, tokenizer: PreTrainedTokenizerBase, config: DigitsDatasetConfig, layout: ImageLayout, ignore_index: int
+    digits: Digits,
+    tokenizer: PreTrainedTokenizerBase,
+    config: DigitsDatasetConfig,
+    layout: ImageLayout,
+    ignore_index: int,
 ) -> tuple[ImageExamples, ImageExamples]:
     """Those to train on, and those about the images that are held out, which are evenly spaced.
 
@@ -72,7 +76,9 @@ def image_examples(
     return chosen(~is_held_out), chosen(is_held_out)
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, length: int, image_tokens: int, ignore_index: int) -> tuple[Tensor, Tensor]:
+def _encode(
+    tokenizer: PreTrainedTokenizerBase, length: int, image_tokens: int, ignore_index: int
+) -> tuple[Tensor, Tensor]:
     """Inputs and labels of every digit and question, int64 `[10, questions, length]`."""
     image, user, assistant = tokenizer.convert_tokens_to_ids([IMAGE, USER, ASSISTANT])
     end = tokenizer.eos_token_id
