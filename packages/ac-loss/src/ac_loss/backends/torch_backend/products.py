@@ -33,7 +33,7 @@ def cpu_is_slow_in_bfloat16() -> bool:
     if not hasattr(torch.cpu, "get_capabilities"):
         return False
     has = torch.cpu.get_capabilities()
-    if has.get("architecture") not in ("x86_64", "AMD64") or has.get("amx_bf16"):
+    if has.get("architecture") != "x86_64" or has.get("amx_bf16"):
         return False
     return not has.get("avx512_bf16") or "intel" in str(has.get("cpu_name", "")).lower()
 
