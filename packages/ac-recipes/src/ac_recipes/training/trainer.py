@@ -63,60 +63,59 @@ def train(
         RunError: the run cannot go on; what it saved is kept.
     """
     invocation = invocation or Invocation(("train", name))
-    with joined_ranks() as ranks:
+    with joined_ranks() as ranks, ExitStack() as stack:
         console = RunConsole(silent=not ranks.is_first, to_stderr=to_stderr)
         plan = preflight(recipe, ranks.world_size)
         run = open_run(recipe, name, resume, ranks, console)
         faults = Faults(run, invocation, ranks)
-        with ExitStack() as stack:
-            stack.enter_context(faults.explained())
-            tokenizer, sequences = prepare_text(recipe, run, ranks, trained=resume is not None)
-            model = build_model(recipe.model, tokenizer.get_vocab_size(), recipe.rng.seed, ranks.device)
-            head_loss = attach_loss(model, recipe.loss_fn)
-            model, report = DistributedSetup(recipe.distributed).apply(model, ranks)
-            optimizer = build_optimizer(model.parameters(), recipe.optimizer)
-            torch.manual_seed(recipe.rng.seed + ranks.rank)  # what the run draws from here on differs between ranks
-            memory = PeakMemory(ranks.device)
-            console.asked_applied(settings_table(recipe, report, plan, ranks, tokenizer, sequences, memory))
-            console.line(f"run folder {run.path}")
-            saver = Saver(
-                config=recipe.checkpoint,
-                folder=run.checkpoints,
-                ranks=ranks,
-                console=console,
-                faults=faults,
-                model=model,
-                optimizer=optimizer,
-            )
-            done = 0 if resume is None else go_on(run, recipe, saver, ranks, console)
-            trackers = []
-            if ranks.is_first:
-                run.write_session(session(invocation, ranks, done=done))
-                trackers = stack.enter_context(open_trackers(recipe, run.path, done=done))
-            trainer = Trainer(
-                recipe=recipe,
-                plan=plan,
-                ranks=ranks,
-                model=model,
-                head_loss=head_loss,
-                optimizer=optimizer,
-                sequences=sequences,
-                memory=memory,
-                faults=faults,
-                steps_done=done,
-            )
-            loop = Loop(
-                recipe=recipe,
-                folder=run.path,
-                invocation=invocation,
-                ranks=ranks,
-                console=console,
-                trainer=trainer,
-                saver=saver,
-                log=MetricsLog(run, ranks, console, trackers, recipe.step_scheduler.max_steps),
-                faults=faults,
-            )
-            return loop.run()
+        stack.enter_context(faults.explained())
+        tokenizer, sequences = prepare_text(recipe, run, ranks, trained=resume is not None)
+        model = build_model(recipe.model, tokenizer.get_vocab_size(), recipe.rng.seed, ranks.device)
+        head_loss = attach_loss(model, recipe.loss_fn)
+        model, report = DistributedSetup(recipe.distributed).apply(model, ranks)
+        optimizer = build_optimizer(model.parameters(), recipe.optimizer)
+        torch.manual_seed(recipe.rng.seed + ranks.rank)  # what the run draws from here on differs between ranks
+        memory = PeakMemory(ranks.device)
+        console.asked_applied(settings_table(recipe, report, plan, ranks, tokenizer, sequences, memory))
+        console.line(f"run folder {run.path}")
+        saver = Saver(
+            config=recipe.checkpoint,
+            folder=run.checkpoints,
+            ranks=ranks,
+            console=console,
+            faults=faults,
+            model=model,
+            optimizer=optimizer,
+        )
+        done = 0 if resume is None else go_on(run, recipe, saver, ranks, console)
+        trackers = []
+        if ranks.is_first:
+            run.write_session(session(invocation, ranks, done=done))
+            trackers = stack.enter_context(open_trackers(recipe, run.path, done=done))
+        trainer = Trainer(
+            recipe=recipe,
+            plan=plan,
+            ranks=ranks,
+            model=model,
+            head_loss=head_loss,
+            optimizer=optimizer,
+            sequences=sequences,
+            memory=memory,
+            faults=faults,
+            steps_done=done,
+        )
+        loop = Loop(
+            recipe=recipe,
+            folder=run.path,
+            invocation=invocation,
+            ranks=ranks,
+            console=console,
+            trainer=trainer,
+            saver=saver,
+            log=MetricsLog(run, ranks, console, trackers, recipe.step_scheduler.max_steps),
+            faults=faults,
+        )
+        return loop.run()
 
 
 def prepare_text(recipe: Recipe, run: RunFolder, ranks: Ranks, *, trained: bool) -> tuple[Tokenizer, Sequences]:
