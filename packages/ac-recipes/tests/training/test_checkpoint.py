@@ -8,6 +8,7 @@ from torch import nn
 
 from ac_core import apply_activation_checkpointing
 from ac_recipes.training.checkpoint import load_checkpoint, save_checkpoint, whole_checkpoints
+from ac_recipes.training.manifest import MANIFEST, damage, record_files
 from ac_recipes.training.ranks import Ranks
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -86,6 +87,22 @@ def test_a_damaged_one_is_never_taken(saved, damage):
     else:
         (path / "manifest.json").write_text('{"step": 7, "files"')
     assert [c.step for c in whole_checkpoints(folder)] == [2]
+
+
+def test_ranks_share_the_reading_and_one_of_them_finds_a_flipped_bit(saved):
+    folder, _ = saved
+    (checkpoint,) = whole_checkpoints(folder)
+    shares = [record_files(checkpoint.path, share, 2) for share in range(2)]
+    assert not shares[0].keys() & shares[1].keys()
+    assert shares[0].keys() | shares[1].keys() == checkpoint.files.keys() | {MANIFEST}
+    assert damage(checkpoint) is None
+    for name in checkpoint.files:
+        file = checkpoint.path / name
+        data = file.read_bytes()
+        file.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+        (found,) = [told for share in range(2) if (told := damage(checkpoint, share, 2)) is not None]
+        assert found == f"{file} is not what was written: its checksum differs from the manifest's"
+        file.write_bytes(data)
 
 
 def test_leftovers_of_a_killed_save_are_replaced(saved):

@@ -52,12 +52,10 @@ class Faults:
 
     def explain(self, error: BaseException) -> RunError | None:
         """`error` as the run's last words; None if it is not known, or has been explained already."""
-        if isinstance(error, RunError):
+        if isinstance(error, RunError) or (isinstance(error, UsageError) and not is_out_of_memory(error)):
             return None
         if is_out_of_memory(error):
             return RankError(self._out_of_memory(error))
-        if isinstance(error, UsageError):
-            return None
         if is_disk_full(error):
             return RankError(f"{_reason(error)}, {self.when}; {self.kept()}. Make room, and {self.go_on()}")
         if any(text in str(error) for text in _LOST_PEER_TEXT):

@@ -59,65 +59,64 @@ def train(
         RunError: the run cannot go on; what it saved is kept.
     """
     invocation = invocation or Invocation(("train", name))
-    with joined_ranks() as ranks:
+    with joined_ranks() as ranks, ExitStack() as stack:
         console = RunConsole(silent=not ranks.is_first, to_stderr=to_stderr)
         plan = preflight(recipe, ranks.world_size)
         recipe = recipe_to_train(recipe, ranks.world_size, ranks.device.type)
         run = open_run(recipe, name, resume, ranks, console)
         faults = Faults(run, invocation, ranks)
-        with ExitStack() as stack:
-            stack.enter_context(faults.explained())
-            data = prepare(recipe, run, ranks, resumed=resume is not None)
-            model, frozen = trainable_model(recipe, data, ranks.device)
-            head_loss = attach_loss(model, recipe.loss_fn)
-            parallel = setup_of(recipe).apply(model, ranks)
-            model = parallel.model
-            optimizer = parallel.finish(build_optimizer(model.parameters(), recipe.optimizer))
-            # What the run draws from here on differs between ranks with different batches, not between those with one.
-            torch.manual_seed(recipe.rng.seed + parallel.data.rank)
-            memory = PeakMemory(ranks.device)
-            console.asked_applied([*settings_table(recipe, parallel, plan, ranks, data, memory), *frozen])
-            console.line(f"run folder {run.path}")
-            saver = Saver(
-                config=recipe.checkpoint,
-                folder=run.checkpoints,
-                ranks=ranks,
-                console=console,
-                faults=faults,
-                model=model,
-                optimizer=optimizer,
-            )
-            done = 0 if resume is None else go_on(run, recipe, saver, ranks, console)
-            trackers = []
-            if ranks.is_first:
-                run.write_session(session(invocation, ranks, done=done))
-                trackers = stack.enter_context(open_trackers(recipe, run.path, done=done))
-            trainer = Trainer(
-                recipe=recipe,
-                plan=plan,
-                ranks=ranks,
-                data_ranks=parallel.data,
-                loss_factor=parallel.loss_factor,
-                model=model,
-                head_loss=head_loss,
-                optimizer=optimizer,
-                data=data,
-                memory=memory,
-                faults=faults,
-                steps_done=done,
-            )
-            loop = Loop(
-                recipe=recipe,
-                folder=run.path,
-                invocation=invocation,
-                ranks=ranks,
-                console=console,
-                trainer=trainer,
-                saver=saver,
-                log=MetricsLog(run, ranks, console, trackers, trainer.schedule.max_steps),
-                faults=faults,
-            )
-            return loop.run()
+        stack.enter_context(faults.explained())
+        data = prepare(recipe, run, ranks, resumed=resume is not None)
+        model, frozen = trainable_model(recipe, data, ranks.device)
+        head_loss = attach_loss(model, recipe.loss_fn)
+        parallel = setup_of(recipe).apply(model, ranks)
+        model = parallel.model
+        optimizer = parallel.finish(build_optimizer(model.parameters(), recipe.optimizer))
+        # What the run draws from here on differs between ranks with different batches, not between those with one.
+        torch.manual_seed(recipe.rng.seed + parallel.data.rank)
+        memory = PeakMemory(ranks.device)
+        console.asked_applied([*settings_table(recipe, parallel, plan, ranks, data, memory), *frozen])
+        console.line(f"run folder {run.path}")
+        saver = Saver(
+            config=recipe.checkpoint,
+            folder=run.checkpoints,
+            ranks=ranks,
+            console=console,
+            faults=faults,
+            model=model,
+            optimizer=optimizer,
+        )
+        done = 0 if resume is None else go_on(run, recipe, saver, ranks, console)
+        trackers = []
+        if ranks.is_first:
+            run.write_session(session(invocation, ranks, done=done))
+            trackers = stack.enter_context(open_trackers(recipe, run.path, done=done))
+        trainer = Trainer(
+            recipe=recipe,
+            plan=plan,
+            ranks=ranks,
+            data_ranks=parallel.data,
+            loss_factor=parallel.loss_factor,
+            model=model,
+            head_loss=head_loss,
+            optimizer=optimizer,
+            data=data,
+            memory=memory,
+            faults=faults,
+            steps_done=done,
+        )
+        loop = Loop(
+            recipe=recipe,
+            folder=run.path,
+            invocation=invocation,
+            ranks=ranks,
+            console=console,
+            trainer=trainer,
+            saver=saver,
+            log=MetricsLog(run, ranks, console, trackers, trainer.schedule.max_steps),
+            faults=faults,
+        )
+        return loop.run()
 
 
 @dataclass(kw_only=True)
