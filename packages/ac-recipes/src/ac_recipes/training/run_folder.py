@@ -16,7 +16,7 @@ from ac_recipes.training.checkpoint import whole_checkpoints
 
 @dataclass(frozen=True)
 class RunFolder:
-    """`recipe.yaml`, `tokenizer.json`, `data.sha256`, `metrics.jsonl` and `checkpoints/` of one run."""
+    """`recipe.yaml`, `tokenizer.json`, `data.sha256`, `metrics.jsonl`, `checkpoints/`; with LoRA, `adapter/` of a run."""
 
     path: Path
 
@@ -58,6 +58,10 @@ class RunFolder:
     @property
     def tokenizer(self) -> Path:
         return self.path / "tokenizer.json"
+
+    @property
+    def adapter(self) -> Path:
+        return self.path / "adapter"
 
     @property
     def metrics(self) -> Path:

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from ac_recipes.data.packing import check_packing
 from ac_recipes.data.prepare import Prepared, prepare
 from ac_recipes.errors import RunError
-from ac_recipes.lora import add_lora
+from ac_recipes.lora import add_lora, save_adapter
 from ac_recipes.model_config import check_positions
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.batches import BatchPlan, GlobalOrder
@@ -104,7 +104,10 @@ def train(recipe: Recipe, name: str, *, resume: Path | None = None, to_stderr: b
             data=data,
             memory=memory,
         )
-        return trainer.run(resumed=resume is not None)
+        result = trainer.run(resumed=resume is not None)
+        if recipe.peft is not None:
+            save_adapter(model, recipe.peft, recipe.model.pretrained_model_name_or_path, run.adapter, ranks)
+        return result
 
 
 def open_run(recipe: Recipe, name: str, resume: Path | None, ranks: Ranks, console: RunConsole) -> RunFolder:
