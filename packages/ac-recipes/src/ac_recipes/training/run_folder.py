@@ -16,7 +16,7 @@ from ac_recipes.training.checkpoint import whole_checkpoints
 
 @dataclass(frozen=True)
 class RunFolder:
-    """`recipe.yaml`, `tokenizer.json`, `data.sha256`, `metrics.jsonl`, `checkpoints/`; with LoRA, `adapter/` of a run."""
+    """`recipe.yaml`, `tokenizer.json`, `data.sha256`, `metrics.jsonl`, `checkpoints/`, and `adapter/` with LoRA."""
 
     path: Path
 
