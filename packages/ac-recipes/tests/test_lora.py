@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from ac_recipes.data.tokenizer import read_tokenizer
 from ac_recipes.errors import UsageError
 from ac_recipes.lora import PeftConfig, add_lora
 from ac_recipes.training.checkpoint import whole_checkpoints
@@ -66,6 +67,28 @@ def test_adapters_are_drawn_from_the_seed_in_the_dtype_of_the_model(tiny):
     assert {p.dtype for p in first.values()} == {torch.bfloat16}
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_peft_reads_the_adapters_that_a_run_leaves(tiny, monkeypatch):
+    peft = pytest.importorskip("peft")
+    outputs = {}
+    ids = torch.tensor([[5, 6, 7, 8]])
+    run = Trainer.run
+
+    def watch(self, **options):
+        result = run(self, **options)
+        outputs["trained"] = self.model.eval()(input_ids=ids, use_cache=False).logits
+        return result
+
+    monkeypatch.setattr(Trainer, "run", watch)
+    recipe = tiny("peft.dim=2")
+    result = train(recipe, "tiny")
+    vocabulary = len(read_tokenizer(result.run))
+    model = build_model(recipe.model, vocabulary, recipe.rng.seed, torch.device("cpu"))
+    base = model(input_ids=ids, use_cache=False).logits
+    loaded = peft.PeftModel.from_pretrained(model, result.run / "adapter").eval()
+    assert torch.equal(loaded(input_ids=ids, use_cache=False).logits, outputs["trained"])
+    assert not torch.equal(base, outputs["trained"])
 
 
 def test_modules_that_are_not_there_are_refused(tiny):

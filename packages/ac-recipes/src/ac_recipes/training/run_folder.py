@@ -16,7 +16,8 @@ from ac_recipes.training.checkpoint import whole_checkpoints
 
 @dataclass(frozen=True)
 class RunFolder:
-    """`recipe.yaml`, `tokenizer.json`, `data.sha256`, `metrics.jsonl`, `sessions.jsonl`, `checkpoints/` of one run."""
+    """`recipe.yaml`, the tokenizer, `data.sha256`, `metrics.jsonl`, `sessions.jsonl`, `checkpoints/`, and `adapter/` with
+    LoRA, of one run."""
 
     path: Path
 
@@ -58,6 +59,10 @@ class RunFolder:
     @property
     def tokenizer(self) -> Path:
         return self.path / "tokenizer.json"
+
+    @property
+    def adapter(self) -> Path:
+        return self.path / "adapter"
 
     @property
     def metrics(self) -> Path:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from ac_recipes.analysis.planning import recipe_to_train
 from ac_recipes.data.prepare import Prepared, prepare
 from ac_recipes.invocation import Invocation
+from ac_recipes.lora import save_adapter
 from ac_recipes.parallel.data import no_gradient_exchange
 from ac_recipes.parallel.gradients import clip_grad_norm
 from ac_recipes.recipe import Recipe
@@ -116,7 +117,10 @@ def train(
             log=MetricsLog(run, ranks, console, trackers, trainer.schedule.max_steps),
             faults=faults,
         )
-        return loop.run()
+        result = loop.run()
+        if recipe.peft is not None:
+            save_adapter(model, recipe.peft, recipe.model.pretrained_model_name_or_path, run.adapter, ranks)
+        return result
 
 
 @dataclass(kw_only=True)
