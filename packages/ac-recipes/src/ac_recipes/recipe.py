@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from ac_core.strategies import FSDP2Config
 from ac_loss.config import LossConfig
 from ac_moe.config import MoEConfig
-from ac_recipes.parallel.config import CompileConfig
+from ac_recipes.parallel.config import CompileConfig, check_compile, compile_config
 from ac_recipes.parallel.layout import StrategyConfig, check_sizes
 
 _FLOAT32_MAX = 3.4e38
@@ -219,6 +219,8 @@ class Recipe(_Section):
             check_sizes(self.distributed)
         except ValueError as error:
             raise ValueError(f"distributed.{error}") from None
+        if compile_config(self.compile) is not None:
+            check_compile(self.distributed)
         backend, distributed = self.model.backend, self.distributed
         if backend is None:
             return

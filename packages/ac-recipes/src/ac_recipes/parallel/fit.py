@@ -14,7 +14,7 @@ _SHARED_OUT = {
 
 
 def check_fit(recipe: Recipe) -> Iterator[Problem]:
-    """What of `model.config` cannot be shared out by `tp_size` or `ep_size` ranks. Imports transformers, without torch."""
+    """What of `model.config` `tp_size` or `ep_size` ranks cannot share out. Imports transformers, without torch."""
     from transformers import CONFIG_MAPPING
 
     fields = recipe.model.config

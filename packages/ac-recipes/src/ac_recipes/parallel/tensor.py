@@ -49,7 +49,8 @@ def split_over_ranks(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     loss = vars(head).pop("forward", None) if head is not None else None
     if head is not None and head.weight is embeddings.weight:
-        if "embedding_rowwise" not in {plan.get(name) for name, module in model.named_modules() if module is embeddings}:
+        names = [name for name, module in model.named_modules() if module is embeddings]
+        if plan.get(names[0]) != "embedding_rowwise":
             raise UsageError(
                 f"distributed.tp_size: the plan of {type(model).__name__} does not share its embeddings out by rows of "
                 "the vocabulary, and its head has the same weight; set model.config.tie_word_embeddings to false"

@@ -1,6 +1,7 @@
 """What can be known before anything is started: that the recipe fits the ranks and that its data can be read."""
 
-from ac_recipes.parallel.setup import DistributedSetup, compile_config
+from ac_recipes.parallel.config import compile_config
+from ac_recipes.parallel.setup import DistributedSetup
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.batches import BatchPlan
 from ac_recipes.training.text import read_documents
