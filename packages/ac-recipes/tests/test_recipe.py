@@ -22,6 +22,11 @@ from ac_recipes.recipe import LRSchedulerConfig, Recipe, StepSchedulerConfig
         ("distributed.strategy=ddp --distributed.dp_replicate_size=2", "distributed.dp_replicate_size: 2 belongs"),
         ("distributed.strategy=ddp --distributed.dp_size=2 --distributed.tp_size=2", "distributed.tp_size: 2 with"),
         ("compile.mode=max-autotune --compile.backend=eager", "compile.mode: 'max-autotune' is a mode of backend"),
+        ("compile.enabled=true --distributed.ep_size=2", "compile: is on, and ep_size is 2"),
+        (
+            "compile.enabled=true --distributed.activation_checkpointing={policy: selective, save: [mlp.up_proj]}",
+            "compile: is on, and what activation checkpointing keeps is named by the module 'mlp.up_proj'",
+        ),
         ("distributed.activation_checkpointing=budget", "'budget' needs a budget"),
         ("dataset.sequence_length=0", "dataset.sequence_length: 0 is below 1"),
         ("dataset.validation_fraction=1.0", "dataset.validation_fraction: 1.0 is not in [0, 1)"),

@@ -20,7 +20,7 @@ from ac_recipes.data.config import (
 )
 from ac_recipes.freeze_config import FreezeConfig
 from ac_recipes.lora import PeftConfig
-from ac_recipes.parallel.config import CompileConfig
+from ac_recipes.parallel.config import CompileConfig, check_compile, compile_config
 from ac_recipes.parallel.layout import StrategyConfig, check_sizes
 from ac_recipes.section import Section, at_least
 from ac_recipes.trackers.config import TensorBoardConfig, WandbConfig
@@ -205,6 +205,8 @@ class Recipe(Section):
             check_sizes(self.distributed)
         except ValueError as error:
             raise ValueError(f"distributed.{error}") from None
+        if compile_config(self.compile) is not None:
+            check_compile(self.distributed)
         backend, distributed = self.model.backend, self.distributed
         if backend is None:
             return

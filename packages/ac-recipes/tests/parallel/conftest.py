@@ -28,6 +28,7 @@ from ac_recipes.training.trainer import train
 runs = []
 for path, resume in json.loads(sys.argv[1]):
     from pathlib import Path
+    resume = runs[-1] if resume == "last" else resume
     result = train(read_recipe(Recipe, Path(path)), Path(path).stem, resume=resume and Path(resume), to_stderr=True)
     runs.append(str(result.run))
 if result.is_first:
@@ -39,9 +40,10 @@ os._exit(0)  # docs/facts.md: gloo may abort or hang when its group is destroyed
 
 @pytest.fixture
 def train_on_ranks(tmp_path: Path) -> Callable[..., list[Path]]:
-    """`train_on_ranks(2, recipe, (recipe, run_to_resume), ...)`: their run folders. `prelude`: what ranks run first."""
+    """`train_on_ranks(2, recipe, (recipe, run_to_resume), ...)`: their run folders. A run to resume may be `"last"`, the
+    one before. `prelude`: what ranks run first."""
 
-    def run(ranks: int, *asked: Recipe | tuple[Recipe, Path], prelude: str = "") -> list[Path]:
+    def run(ranks: int, *asked: Recipe | tuple[Recipe, Path | str], prelude: str = "") -> list[Path]:
         jobs = []
         for number, one in enumerate(asked):
             recipe, resume = one if isinstance(one, tuple) else (one, None)
@@ -86,6 +88,12 @@ def assert_alike() -> Callable[[Path, Path, str], None]:
     return _assert_alike
 
 
+@pytest.fixture
+def assert_steps_alike() -> Callable[[Path, Path, str], None]:
+    """The same without the weights."""
+    return _assert_steps_alike
+
+
 def _metrics(run: Path) -> list[dict]:
     return [line for line in RunFolder(run).read_metrics() if "loss" in line]
 
@@ -96,11 +104,15 @@ def _weights(run: Path) -> dict[str, torch.Tensor]:
     return torch.load(run / "weights.pt")["model"]
 
 
-def _assert_alike(run: Path, alone: Path, case: str) -> None:
+def _assert_steps_alike(run: Path, alone: Path, case: str) -> None:
     assert len(_metrics(run)) == len(_metrics(alone)), case
     for ours, theirs in zip(_metrics(run), _metrics(alone), strict=True):
         assert math.isclose(ours["loss"], theirs["loss"], rel_tol=1e-5), (case, ours, theirs)
         assert math.isclose(ours["grad_norm"], theirs["grad_norm"], rel_tol=1e-4), (case, ours, theirs)
+
+
+def _assert_alike(run: Path, alone: Path, case: str) -> None:
+    _assert_steps_alike(run, alone, case)
     ours, theirs = _weights(run), _weights(alone)
     assert ours.keys() == theirs.keys(), case
     for name, weight in theirs.items():

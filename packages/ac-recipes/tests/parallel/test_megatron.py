@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from unittest import mock
 
 import torch
+import transformers.generation.utils  # its annotations name what is replaced below
 from megatron.core.distributed.fsdp.src import megatron_fsdp  # the package, in the copy that Megatron-core carries
 
 import ac_recipes.parallel.megatron as ours
@@ -29,7 +30,10 @@ torch.Tensor.cuda = lambda self, *_, **__: self
 
 
 @pytest.mark.skipif(find_spec("megatron") is None, reason="needs megatron-core")
-def test_two_ranks_train_as_one_process(short, train_on_ranks, assert_alike):
-    alone = train(short(), "alone").run
-    (run,) = train_on_ranks(2, short("distributed.strategy=megatron_fsdp"), prelude=WITHOUT_A_GPU)
-    assert_alike(run, alone, "Megatron-FSDP")
+def test_two_ranks_train_and_resume_as_one_process(short, train_on_ranks, assert_steps_alike):
+    first = ("lr_scheduler.lr_decay_style=constant",)
+    longer = (*first, "step_scheduler.max_steps=5")
+    strategy = "distributed.strategy=megatron_fsdp"
+    alone = train(short(*longer), "alone").run
+    run, _ = train_on_ranks(2, short(*first, strategy), (short(*longer, strategy), "last"), prelude=WITHOUT_A_GPU)
+    assert_steps_alike(run, alone, "Megatron-FSDP")

@@ -1,7 +1,11 @@
 """Sections of a recipe that belong to the parallel package. Loads without torch."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+from ac_core.config import ActivationCheckpointingConfig, FamilyName
+from ac_recipes.parallel.layout import StrategyConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,3 +28,36 @@ class CompileConfig:
     def __post_init__(self) -> None:
         if self.mode != "default" and self.backend != "inductor":
             raise ValueError(f"mode: {self.mode!r} is a mode of backend 'inductor', not of {self.backend!r}")
+
+
+def compile_config(setting: CompileConfig | bool) -> CompileConfig | None:
+    """What a `compile` setting means: `true` is every default, `false` is off."""
+    if isinstance(setting, CompileConfig):
+        return setting if setting.enabled else None
+    return CompileConfig() if setting else None
+
+
+def check_compile(distributed: StrategyConfig) -> None:
+    """Refuse what compiled blocks cannot honour.
+
+    Raises:
+        ValueError: naming the field, the reason and the remedy.
+    """
+    if distributed.ep_size > 1:
+        raise ValueError(
+            f"compile: is on, and ep_size is {distributed.ep_size}; torch.compile cannot trace a checkpoint that keeps "
+            "the routing of experts for its recompute; turn it off, or leave ep_size at 1"
+        )
+    named = next(_named_modules(distributed.checkpointing), None)
+    if named is not None:
+        raise ValueError(
+            f"compile: is on, and what activation checkpointing keeps is named by the module {named!r}, which "
+            "torch.compile does not see; name families or ops such as 'aten::mm', or turn it off"
+        )
+
+
+def _named_modules(checkpointing: ActivationCheckpointingConfig) -> Iterator[str]:
+    kept = [checkpointing.save or (), *(checkpointing.plan or {}).values()]
+    for names in kept:
+        if not isinstance(names, str):
+            yield from (name for name in names if "::" not in name and name not in get_args(FamilyName))

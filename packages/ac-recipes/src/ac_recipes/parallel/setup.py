@@ -19,7 +19,7 @@ from ac_core import (
 from ac_moe import MoEConfig
 from ac_recipes.errors import UsageError
 from ac_recipes.parallel.compiling import compile_blocks
-from ac_recipes.parallel.config import CompileConfig
+from ac_recipes.parallel.config import CompileConfig, check_compile, compile_config
 from ac_recipes.parallel.data import ddp, fsdp2
 from ac_recipes.parallel.experts import share_experts
 from ac_recipes.parallel.layout import Layout, StrategyConfig, check_sizes, layout_of
@@ -71,6 +71,8 @@ class DistributedSetup:
 
     def __post_init__(self) -> None:
         check_sizes(self.config)
+        if self.compile is not None:
+            check_compile(self.config)
 
     @classmethod
     def build(
@@ -156,10 +158,3 @@ class DistributedSetup:
         if layout.dp == 1:
             return ("strategy", asked, "tensor parallel alone", str(layout))
         return ("strategy", asked, asked, str(layout))
-
-
-def compile_config(setting: CompileConfig | bool) -> CompileConfig | None:
-    """What a `compile` setting means: `true` is every default, `false` is off."""
-    if isinstance(setting, CompileConfig):
-        return setting if setting.enabled else None
-    return CompileConfig() if setting else None

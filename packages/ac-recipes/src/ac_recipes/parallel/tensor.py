@@ -50,7 +50,7 @@ def split_over_ranks(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     loss = vars(head).pop("forward", None) if head is not None else None
     if head is not None and head.weight is embeddings.weight:
         names = [name for name, module in model.named_modules() if module is embeddings]
-        if not any(plan.get(name) == "embedding_rowwise" for name in names):
+        if plan.get(names[0]) != "embedding_rowwise":
             raise UsageError(
                 f"distributed.tp_size: the plan of {type(model).__name__} does not share its embeddings out by rows of "
                 "the vocabulary, and its head has the same weight; set model.config.tie_word_embeddings to false"

@@ -146,8 +146,8 @@ def _auxiliary_coefficient(model: nn.Module, ids: Tensor) -> float:
     output = model.eval()(input_ids=ids, labels=ids, use_cache=False)
     model.train(was_training)
     tokens = nn.functional.cross_entropy(output.logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
-    found = output.loss.float()
-    if coefficient is None or not torch.allclose(found, tokens + coefficient * output.aux_loss, rtol=1e-2):
+    told = None if coefficient is None else tokens + coefficient * output.aux_loss
+    if told is None or not torch.isclose(output.loss.float(), told, rtol=1e-2):
         raise UsageError(
             f"model.config: {type(model).__name__} has an auxiliary loss, and how it is added cannot be told from its "
             "configuration; set model.config.output_router_logits to false to train without it"

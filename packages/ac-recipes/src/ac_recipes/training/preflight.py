@@ -2,7 +2,8 @@
 
 from ac_recipes.data.prepare import read_source
 from ac_recipes.hub import check_hub
-from ac_recipes.parallel.setup import DistributedSetup, compile_config
+from ac_recipes.parallel.config import compile_config
+from ac_recipes.parallel.setup import DistributedSetup
 from ac_recipes.pretrained import find_pretrained
 from ac_recipes.recipe import Recipe
 from ac_recipes.trackers import check_trackers

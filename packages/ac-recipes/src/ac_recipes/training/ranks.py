@@ -76,7 +76,7 @@ def local_device() -> torch.device:
 
 
 def ranks_here() -> Ranks:
-    """This process among the ranks of the process group, which is made if a launcher has announced one."""
+    """This process among the ranks of the process group; where a launcher announces one, it is made."""
     device = local_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
