@@ -62,10 +62,10 @@ def test_it_agrees_with_the_reader(validator, place: tuple[str, ...]):
 
 def test_fields_carry_their_descriptions_and_defaults():
     schema = json_schema(Recipe)
-    length = schema["$defs"]["DatasetConfig"]["properties"]["sequence_length"]
-    assert length["type"] == "integer"
-    assert length["description"] == "tokens of one training sequence."
-    assert length["default"] == 256
+    ignored = schema["$defs"]["LossConfig"]["properties"]["ignore_index"]
+    assert ignored["type"] == "integer"
+    assert ignored["description"] == "label of the tokens that do not count."
+    assert ignored["default"] == -100
     scope = schema["$defs"]["FSDP2Config"]["properties"]["activation_checkpointing_scope"]
     assert scope["description"].startswith("as `ActivationCheckpointingConfig.scope`")
     cache = schema["$defs"]["MoEConfig"]["properties"]["dispatcher_recompute_cache"]

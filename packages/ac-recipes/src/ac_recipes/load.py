@@ -16,8 +16,8 @@ def load_recipe(name_or_path: str, overrides: Sequence[Override] = (), *, quick:
     """Read a recipe file or a shipped recipe, with overrides; nothing is built.
 
     Args:
-        quick: import neither transformers nor torch. What only the validators of a transformers configuration know,
-            such as a hidden size that its heads do not divide, is then not found.
+        quick: import neither transformers nor torch. The rarer demands of a transformers configuration's validators
+            are then not found; whoever builds the model finds them.
 
     Raises:
         UsageError: there is no such recipe.

@@ -39,12 +39,16 @@ class ConfigSource:
     """What the source of a configuration class says.
 
     fields: the annotation of each field, as written.
+    numbers: the defaults that are written as plain integers.
     aliases: other names of fields.
+    multiples: pairs of fields of which its validator wants the first to be a multiple of the second.
     words: every name and string in the class and in its bases. A name that is none of them is read by nobody.
     """
 
     fields: dict[str, str] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
+    multiples: list[tuple[str, str]] = field(default_factory=list)
     words: set[str] = field(default_factory=set)
 
 
@@ -84,9 +88,18 @@ def check_model_fields(recipe: Recipe) -> Iterator[Problem]:
                 suggestion=near[0] if near else None,
                 at_key=True,
             )
+    yield from _not_multiples(source, fields)
     most = fields.get("max_position_embeddings")
     if isinstance(most, int):
         yield from check_length(recipe, most)
+
+
+def _not_multiples(source: ConfigSource, given: dict[str, object]) -> Iterator[Problem]:
+    values = source.numbers | {source.aliases.get(name, name): value for name, value in given.items()}
+    for whole, part in source.multiples:
+        left, right = values.get(whole), values.get(part)
+        if isinstance(left, int) and isinstance(right, int) and right and left % right:
+            yield Problem(path=("model", "config"), message=f"{whole} {left} is not a multiple of {part} {right}")
 
 
 def check_length(recipe: Recipe, most: int) -> Iterator[Problem]:
@@ -124,6 +137,8 @@ def config_source(kind: str, module: str) -> ConfigSource:
             continue
         source.words |= _words(node)
         source.fields = _annotations(node) | source.fields
+        source.numbers = _integers(node) | source.numbers
+        source.multiples += _multiples(node)
         source.aliases = _attribute_map(node) | source.aliases
         ahead += [name.id for name in node.bases if isinstance(name, ast.Name)]
     return source
@@ -155,6 +170,28 @@ def _annotations(node: ast.ClassDef) -> dict[str, str]:
             if not written.startswith("ClassVar"):
                 found[item.target.id] = written
     return found
+
+
+def _integers(node: ast.ClassDef) -> dict[str, int]:
+    found = {}
+    for item in node.body:
+        match item:
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=int(number))):
+                found[name] = number
+    return found
+
+
+def _multiples(node: ast.ClassDef) -> list[tuple[str, str]]:
+    """`if self.hidden_size % self.num_attention_heads != 0: raise ...`, which is most of what the validators ask."""
+    found = []
+    for test in (item.test for item in ast.walk(node) if isinstance(item, ast.If) and _raises(item)):
+        written = re.fullmatch(r"self\.(\w+) % self\.(\w+)( != 0)?", ast.unparse(test))
+        found += [(written[1], written[2])] if written else []
+    return found
+
+
+def _raises(branch: ast.If) -> bool:
+    return any(isinstance(statement, ast.Raise) for statement in branch.body)
 
 
 def _attribute_map(node: ast.ClassDef) -> dict[str, str]:

@@ -53,6 +53,16 @@ loss_fn:
     assert (recipe.optimizer.weight_decay, recipe.lr_scheduler.lr_decay_style) == (0.1, "cosine")
 
 
+def test_a_known_name_further_down_in_our_own_recipe_is_translated_too(translate):
+    backend = "{_target_: nemo_automodel.components.models.common.BackendConfig, dispatcher: hybridep}"
+    data, _, mistakes = translate(f"model: {{config: {{model_type: qwen3_moe}}, backend: {backend}}}")
+    assert data == {"model": {"config": {"model_type": "qwen3_moe"}, "backend": {"dispatcher": "hybridep"}}}
+    assert mistakes == []
+    (line,) = translate("run: {extra: [{_target_: torch.optim.AdammW}]}")[2]
+    assert line.startswith("a.yaml:1:26: run.extra[0]._target_: a recipe is data")
+    assert line.endswith("did you mean 'torch.optim.AdamW'?")
+
+
 @pytest.mark.parametrize(
     ("name", "config"),
     [("fsdp2.FSDP2Manager", FSDP2Config), ("ddp.DDPManager", DDPConfig)],

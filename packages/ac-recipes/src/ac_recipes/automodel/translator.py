@@ -17,7 +17,7 @@ class Translator:
     """Rewrites a recipe on its way through the reader.
 
     A recipe is AutoModel's if it has a key `recipe` or a `model._target_`; then all of it is translated, and what
-    AutoModel takes by default is written out. In another recipe only those sections are that have a `_target_`.
+    AutoModel takes by default is written out. In another recipe only those sections are that have a `_target_` in them.
 
     Attributes:
         is_automodel: Whether the recipe was AutoModel's.
@@ -36,8 +36,7 @@ class Translator:
         self.is_automodel = named or "recipe" in root.entries
         walk = _Walk(log, null_words=self.is_automodel)
         for key, entry in root.entries.items():
-            in_section = isinstance(entry.node, MapNode) and TARGET in entry.node.entries
-            if self.is_automodel or in_section:
+            if self.is_automodel or _names_code(entry.node):
                 walk.key(RECIPE, (key,), entry)
             else:
                 walk.translation.put((key,), entry)
@@ -121,6 +120,15 @@ class _Walk:
             case ListNode():
                 told = [self._refuse_names_in(item, (*path, at)) for at, item in enumerate(node.items)]
         return any(told)
+
+
+def _names_code(node: Node) -> bool:
+    match node:
+        case MapNode():
+            return TARGET in node.entries or any(_names_code(entry.node) for entry in node.entries.values())
+        case ListNode():
+            return any(map(_names_code, node.items))
+    return False
 
 
 def _from_environment(node: Node) -> bool:

@@ -56,6 +56,6 @@ def _nearest(name: Node, targets: Collection[str]) -> str | None:
     """A known name like `name`, or one that ends the same: modules move between releases, classes keep their names."""
     if not isinstance(name, ScalarNode):
         return None
-    last = name.text.rpartition(".")[2]
+    last, targets = name.text.rpartition(".")[2], sorted(targets)
     same = [known for known in targets if known.rpartition(".")[2] == last]
     return same[0] if same else closest(name.text, targets, cutoff=0.8)
