@@ -43,8 +43,8 @@ def test_it_is_written_into_the_recipe_and_read_back(run, small_arguments, tmp_p
 
 
 def test_a_recipe_that_cannot_be_changed_in_place_is_written_anew(run, tiny_file, tmp_path, planned):
-    text = tiny_file.read_text().replace("optimizer: {lr: 5.0e-3}", "optimizer: &rate {lr: 5.0e-3}\n#: *rate")
-    tiny_file.write_text(text.replace("distributed:\n  ", "? distributed\n: "))
+    text = tiny_file.read_text().replace("lr_warmup_steps: 2", "lr_warmup_steps: &few 2")
+    tiny_file.write_text(text.replace("ckpt_every_steps: 2", "ckpt_every_steps: *few"))
     path = tmp_path / "planned.yaml"
     code, out, _ = run("plan", str(tiny_file), "--budget", "0.7", "--write", str(path), "--optimizer.lr=0.5")
     assert code == 0
