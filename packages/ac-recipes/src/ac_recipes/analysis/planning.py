@@ -21,8 +21,8 @@ def make_plan(
     assert config.memory_budget is not None
     if recipe.distributed.ep_size != 1:
         raise UsageError(
-            f"distributed.ep_size: {recipe.distributed.ep_size} cannot be planned for yet; estimate shows what the fixed "
-            "policies need with it"
+            f"distributed.ep_size: {recipe.distributed.ep_size} cannot be planned for yet; estimate shows what the "
+            "fixed policies need with it"
         )
     settings = step_settings(recipe, device=device, kernels=kernels)
     try:
