@@ -35,7 +35,7 @@ def estimate_policies(
         say(name)
         with refused_as_usage():
             planned = with_plan(recipe, config, device=device, kernels=kernels)
-            found[name] = ac_core.estimate(policy=planned, **settings)
+            found[name] = ac_core.estimate(policy=planned, ep_size=recipe.distributed.ep_size, **settings)
     return found
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import ac_core
 from ac_core import ActivationCheckpointingConfig, ActivationCheckpointingError, Plan
 from ac_recipes.analysis.subject import Device, Kernels, step_settings
-from ac_recipes.errors import RunError
+from ac_recipes.errors import RunError, UsageError
 from ac_recipes.recipe import Recipe
 
 
@@ -19,6 +19,11 @@ def make_plan(
         RunError: nothing fits, and the least that would; or the model cannot be checkpointed.
     """
     assert config.memory_budget is not None
+    if recipe.distributed.ep_size != 1:
+        raise UsageError(
+            f"distributed.ep_size: {recipe.distributed.ep_size} cannot be planned for yet; estimate shows what the "
+            "fixed policies need with it"
+        )
     settings = step_settings(recipe, device=device, kernels=kernels)
     try:
         return ac_core.plan(budget=config.memory_budget, scope=config.scope, layers=config.layers, **settings)

@@ -45,9 +45,7 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
         from ac_recipes.analysis.report import html_report
 
         budget = None if options.budget is None else parse_budget_argument(options.budget)
-        compared = compare_policies(
-            recipe, budget=budget, rounds=options.rounds, compiled=options.compile, say=say
-        )
+        compared = compare_policies(recipe, budget=budget, rounds=options.rounds, compiled=options.compile, say=say)
     if not compared.measured:
         raise RunError("no policy fits this device; ac-recipes estimate RECIPE tells what each needs")
     rows = [_row(compared, policy) for policy in compared.measured]

@@ -5,7 +5,16 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ac_recipes.cli.show import Sizes, check_picture, flops, picture_argument, print_table, progress, recipe_argument
+from ac_recipes.cli.show import (
+    Sizes,
+    check_picture,
+    draw,
+    flops,
+    picture_argument,
+    print_table,
+    progress,
+    recipe_argument,
+)
 from ac_recipes.load import load_recipe
 from ac_recipes.reader import Override
 from ac_recipes.recipe import Recipe
@@ -65,7 +74,7 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
         found = estimate_policies(recipe, budget=budget, device=options.device, kernels=options.kernels, say=say)
     said = stated_assumptions(recipe, found)
     if options.picture:
-        found[own].save_timeline(options.picture)
+        draw(found[own].save_timeline, options.picture)
     if options.json:
         figures = {name: {field: getattr(e, field) for field in _FIGURES} for name, e in found.items()}
         print(json.dumps({"assumptions": said, "policies": figures, "dominant": found[own].dominant}))

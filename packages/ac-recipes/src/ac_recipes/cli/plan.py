@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ac_recipes.cli.estimate import device_arguments, step_text
-from ac_recipes.cli.show import check_folder, check_picture, picture_argument, progress, recipe_argument
+from ac_recipes.cli.show import check_folder, check_picture, draw, picture_argument, progress, recipe_argument
 from ac_recipes.errors import UsageError
 from ac_recipes.load import load_recipe
 from ac_recipes.reader import Override
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
         kept = write_planned(options.recipe, overrides, recipe, plan, Path(options.write))
         notes.append(f"recipe: {options.write}" + ("" if kept else " (every setting written out, without comments)"))
     if options.picture:
-        plan.save_picture(options.picture)
+        draw(plan.save_picture, options.picture)
         notes.append(f"picture: {options.picture}")
     if options.json:
         plain = plan.to_dict()

@@ -2,12 +2,13 @@
 
 import io
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ac_recipes.errors import UsageError
+from ac_recipes.errors import RunError, UsageError
 
 _WIDTH = 160
 """Columns of a table that is piped: wide enough to keep a row on one line."""
@@ -109,7 +110,21 @@ def check_picture(path: str | None) -> None:
         return
     if Path(path).suffix not in (".svg", ".html", ".png"):
         raise UsageError(f"--picture: {path!r} ends in none of .svg, .html, .png")
+    if path.endswith(".png") and find_spec("matplotlib") is None:
+        raise UsageError("--picture: a .png needs matplotlib (pip install matplotlib); .svg and .html need nothing")
     check_folder("--picture", path)
+
+
+def draw(save: Callable[[str], object], path: str) -> None:
+    """Have a picture saved.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    try:
+        save(path)
+    except OSError as error:
+        raise RunError(f"--picture: cannot write {path}: {error.strerror or error}") from error
 
 
 def check_folder(flag: str, path: str) -> None:
