@@ -1,4 +1,4 @@
-"""Two gloo ranks train a vision-language model as one process does, under each strategy, with a scope and a frozen tower."""
+"""Two gloo ranks train a vision-language model as one process does, with a scope and with a frozen tower."""
 
 import math
 
@@ -9,9 +9,10 @@ model:
   config:
     model_type: smolvlm
     tie_word_embeddings: true
-    vision_config: {hidden_size: 16, intermediate_size: 32, num_hidden_layers: 2, num_attention_heads: 2, num_channels: 1,
-                    image_size: 8, patch_size: 2}
-    text_config: {model_type: llama, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4}
+    vision_config: {hidden_size: 16, intermediate_size: 32, num_hidden_layers: 2, num_attention_heads: 2,
+                    num_channels: 1, image_size: 8, patch_size: 2}
+    text_config: {model_type: llama, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2,
+                  num_attention_heads: 4}
 distributed: {activation_checkpointing: true}
 dataset: {kind: digits, validation_fraction: 0.002}
 tokenizer: {vocab_size: 400}

@@ -78,9 +78,7 @@ def _conversations(digits: Digits, recipe: Recipe, tokenizer: Tokenizer, fingerp
     layout = layout_of(transformers_config(recipe.model.config))
     train, held_out = image_examples(digits, tokenizer, recipe.dataset, layout, recipe.loss_fn.ignore_index)
     detail = (
-        f"{len(train.images)} images, {len(held_out.images)} held out; {train.input_ids.shape[1]} questions about each, "
-        f"{layout.tokens} tokens an image"
+        f"{len(train.images)} images, {len(held_out.images)} held out; {train.input_ids.shape[1]} questions about "
+        f"each, {layout.tokens} tokens an image"
     )
-    return Prepared(
-        train, held_out, tokenizer, fingerprint, detail, {"image_token_id": tokenizer.token_to_id(IMAGE)}
-    )
+    return Prepared(train, held_out, tokenizer, fingerprint, detail, {"image_token_id": tokenizer.token_to_id(IMAGE)})

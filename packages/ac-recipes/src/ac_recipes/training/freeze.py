@@ -20,7 +20,7 @@ def freeze(model: nn.Module, config: FreezeConfig | None) -> list[Row]:
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     asked, frozen = [], set()
     for field, what, is_in in (
-        ("freeze_embeddings", "embeddings", lambda name, parameter: id(parameter) in embeddings),
+        ("freeze_embeddings", "embeddings", lambda _, parameter: id(parameter) in embeddings),
         ("freeze_vision_tower", "vision tower", lambda name, _: parts[name] == VISION),
         ("freeze_audio_tower", "audio tower", lambda name, _: parts[name] == AUDIO),
         ("freeze_language_model", "language model", lambda name, _: parts[name] == LANGUAGE),
