@@ -1,4 +1,4 @@
-"""How a vision-language model takes an image: as which tensor, in the place of how many tokens. Loads without torch."""
+"""How a vision-language model takes an image: its size, and how many tokens it stands for. Loads without torch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
