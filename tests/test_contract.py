@@ -16,6 +16,8 @@ from ac_recipes.recipe import ModelConfig, Recipe
 
 REGISTERED = sorted(entry_points(group="ac.config"), key=lambda entry: entry.name)
 PLAIN = (bool, int, float, str, type(None))
+NEEDED = {"model": None, "config": {"model_type": "llama"}, "path_or_dataset_id": "records.jsonl"}
+"""What a recipe has to say, for there is no default that could be right."""
 
 
 def test_the_components_and_the_recipe_are_registered():
@@ -54,8 +56,8 @@ def test_it_has_defaults(config):
         for field in dataclasses.fields(config)
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     ]
-    if config.__module__ == "ac_recipes.recipe":
-        assert set(needed) <= {"model", "config"}, "a recipe has to say which model it trains"
+    if config.__module__.startswith("ac_recipes."):
+        assert set(needed) <= NEEDED.keys(), "a recipe has to say which model it trains, and on which records"
     else:
         assert needed == []
         assert config() == config()
@@ -86,8 +88,10 @@ def test_a_value_outside_a_fields_choices_is_refused_by_name(config):
 
 
 def needed_by(config):
-    """Values for the fields that have no default: a recipe has to say which model it trains."""
-    return {"config": {"model_type": "llama"}} if config is ModelConfig else {}
+    """Values for the fields without which there is no valid section."""
+    if config is ModelConfig:
+        return {"config": NEEDED["config"]}
+    return {field.name: NEEDED[field.name] for field in dataclasses.fields(config) if field.name in NEEDED}
 
 
 def literals(kind):

@@ -9,8 +9,9 @@ from ac_recipes.data.tokenizer import read_tokenizer
 from ac_recipes.errors import UsageError
 from ac_recipes.lora import PeftConfig, add_lora
 from ac_recipes.training.checkpoint import whole_checkpoints
+from ac_recipes.training.loop import Loop
 from ac_recipes.training.model import build_model
-from ac_recipes.training.trainer import Trainer, train
+from ac_recipes.training.trainer import train
 
 
 def losses(result):
@@ -27,16 +28,16 @@ def test_without_the_library_it_is_one_line(tiny, monkeypatch):
 def test_only_adapters_change(tiny, monkeypatch):
     pytest.importorskip("peft")
     seen = {}
-    run = Trainer.run
+    run = Loop.run
 
-    def watch(self, **options):
-        before = {name: p.detach().clone() for name, p in self.model.named_parameters()}
-        result = run(self, **options)
-        after = dict(self.model.named_parameters())
+    def watch(self):
+        before = {name: p.detach().clone() for name, p in self.trainer.model.named_parameters()}
+        result = run(self)
+        after = dict(self.trainer.model.named_parameters())
         seen.update({name: not torch.equal(before[name], after[name]) for name in before})
         return result
 
-    monkeypatch.setattr(Trainer, "run", watch)
+    monkeypatch.setattr(Loop, "run", watch)
     train(tiny("peft.dim=2", "peft.dropout=0.1"), "tiny")
     changed = {name for name, has_changed in seen.items() if has_changed}
     assert changed == {name for name in seen if "lora_" in name}
@@ -73,14 +74,14 @@ def test_peft_reads_the_adapters_that_a_run_leaves(tiny, monkeypatch):
     peft = pytest.importorskip("peft")
     outputs = {}
     ids = torch.tensor([[5, 6, 7, 8]])
-    run = Trainer.run
+    run = Loop.run
 
-    def watch(self, **options):
-        result = run(self, **options)
-        outputs["trained"] = self.model.eval()(input_ids=ids, use_cache=False).logits
+    def watch(self):
+        result = run(self)
+        outputs["trained"] = self.trainer.model.eval()(input_ids=ids, use_cache=False).logits
         return result
 
-    monkeypatch.setattr(Trainer, "run", watch)
+    monkeypatch.setattr(Loop, "run", watch)
     recipe = tiny("peft.dim=2")
     result = train(recipe, "tiny")
     vocabulary = len(read_tokenizer(result.run))

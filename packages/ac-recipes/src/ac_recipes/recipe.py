@@ -93,6 +93,8 @@ class LRSchedulerConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.lr_warmup_steps, str) and self.lr_warmup_steps != "auto":
+            raise ValueError(f"lr_warmup_steps: {self.lr_warmup_steps!r} is neither 'auto' nor a number of steps")
         if self.lr_warmup_steps != "auto":
             at_least(0, self, "lr_warmup_steps")
         if self.min_lr < 0:

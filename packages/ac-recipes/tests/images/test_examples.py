@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from ac_recipes.data.tokenizer import train_tokenizer
 from ac_recipes.errors import UsageError
 from ac_recipes.images.config import DigitsDatasetConfig
 from ac_recipes.images.digits import NAMES, QUESTIONS, Digits, read_digits, texts
 from ac_recipes.images.examples import IMAGE, SPECIAL_TOKENS, image_examples
 from ac_recipes.images.layout import ImageLayout
-from ac_recipes.training.text import train_tokenizer
 
 LAYOUT = ImageLayout(tokens=4, side=16, channels=3)
 
@@ -45,8 +45,8 @@ def test_a_conversation_counts_its_answer_alone(digits, tokenizer):
     batch = train[torch.arange(len(train))]
     for i, (ids, labels) in enumerate(zip(batch["input_ids"], batch["labels"], strict=True)):
         question, answer = list(QUESTIONS.items())[i % len(QUESTIONS)]
-        assert (ids == tokenizer.token_to_id(IMAGE)).sum() == LAYOUT.tokens
-        assert tokenizer.decode(ids.tolist()).startswith(question)
+        assert (ids == tokenizer.convert_tokens_to_ids(IMAGE)).sum() == LAYOUT.tokens
+        assert tokenizer.decode(ids.tolist(), skip_special_tokens=True).startswith(question)
         counted = labels != -100
         assert tokenizer.decode(labels[counted].tolist(), skip_special_tokens=False) == (
             answer(int(digits.targets[i // len(QUESTIONS)])) + "<|endoftext|>"

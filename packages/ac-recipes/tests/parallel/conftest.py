@@ -40,8 +40,8 @@ os._exit(0)  # docs/facts.md: gloo may abort or hang when its group is destroyed
 
 @pytest.fixture
 def train_on_ranks(tmp_path: Path) -> Callable[..., list[Path]]:
-    """`train_on_ranks(2, recipe, (recipe, run_to_resume), ...)`: their run folders. A run to resume may be `"last"`, the
-    one before. `prelude`: what ranks run first."""
+    """`train_on_ranks(2, recipe, (recipe, run_to_resume), ...)`: their run folders. A run to resume may be `"last"`,
+    the one before. `prelude`: what ranks run first."""
 
     def run(ranks: int, *asked: Recipe | tuple[Recipe, Path | str], prelude: str = "") -> list[Path]:
         jobs = []

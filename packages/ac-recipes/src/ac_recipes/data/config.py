@@ -62,7 +62,7 @@ class RecordsDatasetConfig(Section):
     """
 
     kind: Literal["records"] = "records"
-    path_or_dataset_id: str | tuple[str, ...] = ()
+    path_or_dataset_id: str | tuple[str, ...]
     name: str | None = None
     split: str = "train"
     column_mapping: dict[str, str] = field(default_factory=dict)
