@@ -28,7 +28,6 @@ from ac_recipes.training.trainer import train
 runs = []
 for path, resume in json.loads(sys.argv[1]):
     from pathlib import Path
-    resume = runs[-1] if resume == "last" else resume
     result = train(read_recipe(Recipe, Path(path)), Path(path).stem, resume=resume and Path(resume), to_stderr=True)
     runs.append(str(result.run))
 if result.is_first:
@@ -40,10 +39,9 @@ os._exit(0)  # docs/facts.md: gloo may abort or hang when its group is destroyed
 
 @pytest.fixture
 def train_on_ranks(tmp_path: Path) -> Callable[..., list[Path]]:
-    """`train_on_ranks(2, recipe, (recipe, run_to_resume), ...)`: their run folders. A run to resume may be `"last"`,
-    the one before. `prelude`: what ranks run first."""
+    """`train_on_ranks(2, recipe, (recipe, run_to_resume), ...)`: their run folders. `prelude`: what ranks run first."""
 
-    def run(ranks: int, *asked: Recipe | tuple[Recipe, Path | str], prelude: str = "") -> list[Path]:
+    def run(ranks: int, *asked: Recipe | tuple[Recipe, Path], prelude: str = "") -> list[Path]:
         jobs = []
         for number, one in enumerate(asked):
             recipe, resume = one if isinstance(one, tuple) else (one, None)

@@ -4,6 +4,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from ac_recipes.errors import UsageError
+from ac_recipes.training.resume import find_run
 from ac_recipes.training.trainer import train
 
 WITHOUT_A_GPU = """
@@ -30,10 +32,11 @@ torch.Tensor.cuda = lambda self, *_, **__: self
 
 
 @pytest.mark.skipif(find_spec("megatron") is None, reason="needs megatron-core")
-def test_two_ranks_train_and_resume_as_one_process(short, train_on_ranks, assert_steps_alike):
-    first = ("lr_scheduler.lr_decay_style=constant",)
-    longer = (*first, "step_scheduler.max_steps=5")
-    strategy = "distributed.strategy=megatron_fsdp"
-    alone = train(short(*longer), "alone").run
-    run, _ = train_on_ranks(2, short(*first, strategy), (short(*longer, strategy), "last"), prelude=WITHOUT_A_GPU)
+def test_two_ranks_train_as_one_process(short, train_on_ranks, assert_steps_alike):
+    alone = train(short(), "alone").run
+    megatron = short("distributed.strategy=megatron_fsdp")
+    (run,) = train_on_ranks(2, megatron, prelude=WITHOUT_A_GPU)
     assert_steps_alike(run, alone, "Megatron-FSDP")
+    for recipe, folder in ((megatron, run), (short(), run), (megatron, alone)):
+        with pytest.raises(UsageError, match="--resume: with strategy 'megatron_fsdp' the optimizer's state is not"):
+            find_run(recipe, "alone", str(folder))

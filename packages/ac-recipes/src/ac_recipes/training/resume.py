@@ -40,7 +40,14 @@ def find_run(recipe: Recipe, name: str, folder: str) -> Path:
     done, asked = whole_checkpoints(run.checkpoints)[-1].step, recipe.step_scheduler.max_steps
     if asked < done:
         raise UsageError(f"--resume: {run.path} has done {done} steps, more than step_scheduler.max_steps {asked}")
-    for path, was, now in changes(run, recipe):
+    differing = changes(run, recipe)
+    strategies = {recipe.distributed.strategy, *(was for path, was, _ in differing if path == "distributed.strategy")}
+    if "megatron_fsdp" in strategies:
+        raise UsageError(
+            "--resume: with strategy 'megatron_fsdp' the optimizer's state is not restored exactly, so such a run cannot "
+            "go on; start it anew, or train with strategy 'fsdp2'"
+        )
+    for path, was, now in differing:
         if path.partition(".")[0] in FIXED_SECTIONS:
             raise UsageError(
                 f"--resume: {path} was {was!r} in {run.path} and is now {now!r}; a run goes on with the same "
