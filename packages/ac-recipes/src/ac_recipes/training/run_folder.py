@@ -16,8 +16,8 @@ from ac_recipes.training.checkpoint import whole_checkpoints
 
 @dataclass(frozen=True)
 class RunFolder:
-    """`recipe.yaml`, the tokenizer, `data.sha256`, `metrics.jsonl`, `sessions.jsonl` and `checkpoints/` of one run, with
-    LoRA also `adapter/`."""
+    """`recipe.yaml`, the tokenizer, `data.sha256`, `metrics.jsonl`, `sessions.jsonl`, `checkpoints/` and, with LoRA,
+    `adapter/` of one run."""
 
     path: Path
 
