@@ -69,7 +69,7 @@ def test_a_mixed_plan(ranks, case):
 @pytest.mark.parametrize("case", ["fsdp2, bf16", "ddp"])
 @pytest.mark.parametrize("offload", [False, True])
 def test_every_option_alone_and_mixed(ranks, case, offload):
-    for outcome in ranks.run(train_by_options, case=case, offload=offload):
+    for outcome in ranks.run(train_by_options, timeout=300.0, case=case, offload=offload):
         none = outcome.pop("none")
         assert {name: found.different for name, found in outcome.items()} == {name: [] for name in outcome}
         assert all(found.applied == (2 if name == "mixed" else 3) for name, found in outcome.items())
