@@ -1,8 +1,8 @@
 """transformers' models, split, checkpointed and wrapped as a `DistributedSetup` says.
 
-    setup = ac_recipes.DistributedSetup.build(strategy="fsdp2", activation_checkpointing="selective")
-    model = ac_recipes.AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.2-1B", distributed_setup=setup)
-    print(model.ac_report)
+setup = ac_recipes.DistributedSetup.build(strategy="fsdp2", activation_checkpointing="selective")
+model = ac_recipes.AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.2-1B", distributed_setup=setup)
+print(model.ac_report)
 """
 
 from typing import Any, ClassVar

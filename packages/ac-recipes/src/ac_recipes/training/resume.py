@@ -44,8 +44,8 @@ def find_run(recipe: Recipe, name: str, folder: str) -> Path:
     strategies = {recipe.distributed.strategy, *(was for path, was, _ in differing if path == "distributed.strategy")}
     if "megatron_fsdp" in strategies:
         raise UsageError(
-            "--resume: with strategy 'megatron_fsdp' the optimizer's state is not restored exactly, so such a run cannot "
-            "go on; start it anew, or train with strategy 'fsdp2'"
+            "--resume: with strategy 'megatron_fsdp' the optimizer's state is not restored exactly, so such a run "
+            "cannot go on; start it anew, or train with strategy 'fsdp2'"
         )
     for path, was, now in differing:
         if path.partition(".")[0] in FIXED_SECTIONS:
