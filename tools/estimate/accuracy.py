@@ -66,10 +66,15 @@ CASES = [
     Case("Llama", "none", strategy="fsdp2"),
     Case("Llama", "full", "fused", strategy="fsdp2"),
     *(Case("Qwen3", policy, loss) for policy, loss in (("none", "plain"), ("full", "fused"), ("selective", "fused"))),
-    *(Case(name, policy) for name in list(_MODELS)[2:] for policy in ("none", "full", "selective")),
+    *(
+        Case(name, policy)
+        for name in list(_MODELS)[2:]
+        for policy in ("none", "full", "selective")
+    ),
 ]
 _RANKS = 4
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
 
 
 def compare(case: Case, dtype: str) -> Outcome:

@@ -98,7 +98,9 @@ def read_estimate(simulation: Simulation, setting: Setting) -> Estimate:
     share = shares(log, category, simulation.peak_entry)
     kept = kept_by_block(log, category, log.alive(simulation.end_entry))
     dominant, sentence = advice(simulation, setting, category, share)
-    said = assumptions(setting, uniform_routing=simulation.assumed_uniform_routing, experts=simulation.experts > 0)
+    said = assumptions(
+        setting, uniform_routing=simulation.assumed_uniform_routing, experts=simulation.experts > 0
+    )
     return Estimate(
         peak_bytes=simulation.peak,
         peak_moment=simulation.peak_moment,
