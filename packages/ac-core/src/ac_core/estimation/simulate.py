@@ -214,3 +214,5 @@ def _watched(blocks: list[Block], ledger: Ledger) -> Iterator[None]:
             for handle in handles:
                 stack.callback(handle.remove)
         yield
+
+
