@@ -10,7 +10,7 @@ import pytest
 
 PACKAGES = sorted((Path(__file__).parents[1] / "packages").iterdir())
 COMPONENTS = {"ac-core", "ac-loss", "ac-moe"}
-IMPORT_NAMES = {"pyyaml": "yaml", "megatron-core": "megatron"}
+IMPORT_NAMES = {"pyyaml": "yaml", "megatron-core": "megatron", "scikit-learn": "sklearn"}
 
 
 def project(package: Path) -> dict:
