@@ -19,7 +19,7 @@ def run(capsys, *arguments):
         ([], "the following arguments are required: VERB (see ac-recipes --help)"),
         (["trian"], "invalid choice: 'trian'"),
         (["train"], "the following arguments are required: RECIPE (see ac-recipes train --help)"),
-        (["train", "defalt"], "defalt is neither a file nor a shipped recipe; shipped: default, vlm-digits; did you mean"),
+        (["train", "defalt"], "defalt is neither a file nor a shipped recipe; shipped: default, vlm-digits; did you"),
         (["train", "default", "--nproc-per-nod", "2"], "did you mean '--nproc-per-node'?"),
         (["train", "default", "--nproc-per-node", "0"], "--nproc-per-node: 0 is below 1"),
         (["train", "default", "--nproc-per-node", "two"], "invalid int value: 'two'"),
