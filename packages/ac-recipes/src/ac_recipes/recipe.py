@@ -231,5 +231,3 @@ class Recipe(Section):
             "tokenizer.pretrained_model_name_or_path": self.tokenizer.pretrained_model_name_or_path,
         }
         return [(field, name) for field, name in fields.items() if name is not None]
-
-

@@ -42,8 +42,10 @@ class Bounds:
         with_block = [i for i in forwards if log.moments[i].block]
         backwards = [i for i, m in enumerate(log.moments) if m.phase == "backward" and m.block]
         first = (with_block[-1] + 1) if with_block else len(log.moments)
-        last = backwards[0] if backwards else next(
-            (i for i, m in enumerate(log.moments) if m.phase == "optimizer"), len(log.moments)
+        last = (
+            backwards[0]
+            if backwards
+            else next((i for i, m in enumerate(log.moments) if m.phase == "optimizer"), len(log.moments))
         )
         return cls(first, last)
 

@@ -158,9 +158,7 @@ class _Trial(TorchDispatchMode):
 def _trial(module: nn.Module, x: Tensor) -> _Trial | None:
     """What `module` does with `x`; None if it does not take it."""
     trial = _Trial()
-    hooks = [
-        child.register_forward_hook(lambda child, *_: trial.called.append(child)) for child in module.children()
-    ]
+    hooks = [child.register_forward_hook(lambda child, *_: trial.called.append(child)) for child in module.children()]
     level = _FAKE_LOG.level
     _FAKE_LOG.setLevel(logging.CRITICAL)  # which shapes a module does not take is no news
     try:

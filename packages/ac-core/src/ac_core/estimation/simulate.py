@@ -214,5 +214,3 @@ def _watched(blocks: list[Block], ledger: Ledger) -> Iterator[None]:
             for handle in handles:
                 stack.callback(handle.remove)
         yield
-
-

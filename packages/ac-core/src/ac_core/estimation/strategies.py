@@ -56,9 +56,7 @@ class _Meshes:
     distributed: bool
 
 
-def _shard(
-    model: nn.Module, blocks: list[Block], meshes: _Meshes, compute_dtype: torch.dtype | None
-) -> list[Tensor]:
+def _shard(model: nn.Module, blocks: list[Block], meshes: _Meshes, compute_dtype: torch.dtype | None) -> list[Tensor]:
     """Each block a unit, what is left another: as AutoModel, torchtitan and ac-recipes do. Experts that are distributed
     are units among the ranks that have the same ones."""
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32 if compute_dtype else None)

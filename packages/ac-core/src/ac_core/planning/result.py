@@ -165,10 +165,10 @@ def _alike(blocks: Mapping[str, Option], per_block: Mapping[str, tuple[int, int]
     runs: list[list[str]] = []
     for name, option in blocks.items():
         last = runs[-1][-1] if runs else None
-        if (
-            last is not None
-            and (without_index(last), blocks[last], per_block.get(last))
-            == (without_index(name), option, per_block.get(name))
+        if last is not None and (without_index(last), blocks[last], per_block.get(last)) == (
+            without_index(name),
+            option,
+            per_block.get(name),
         ):
             runs[-1].append(name)
         else:

@@ -167,9 +167,7 @@ def fingerprint_of(source: Source) -> str:
     return digest.hexdigest()
 
 
-def _conversations(
-    digits: Digits, recipe: "Recipe", tokenizer: PreTrainedTokenizerBase, fingerprint: str
-) -> Prepared:
+def _conversations(digits: Digits, recipe: "Recipe", tokenizer: PreTrainedTokenizerBase, fingerprint: str) -> Prepared:
     layout = layout_of(transformers_config(recipe.model.config))
     train, held_out = image_examples(digits, tokenizer, recipe.dataset, layout, recipe.loss_fn.ignore_index)
     questions = train.input_ids.shape[1]
