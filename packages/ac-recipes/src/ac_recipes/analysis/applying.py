@@ -13,20 +13,23 @@ from ac_core import (
     find_blocks,
     remove_activation_checkpointing,
 )
+from ac_recipes.parallel.compiling import compile_blocks
+from ac_recipes.parallel.config import CompileConfig
 
 
 @contextmanager
-def applied(model: nn.Module, config: ActivationCheckpointingConfig, *, compiled: bool = False) -> Iterator[Report]:
-    """Checkpoint the blocks of `model` inside of the context, and compile them one by one."""
+def applied(
+    model: nn.Module, config: ActivationCheckpointingConfig, *, compiling: CompileConfig | None = None
+) -> Iterator[Report]:
+    """Checkpoint the blocks of `model` inside of the context, and compile them one by one if `compiling` says how."""
     report = apply_activation_checkpointing(model, config)
-    blocks = [block.module for block in find_blocks(model)] if compiled else []
-    if compiled:
+    if compiling is not None:
         torch.compiler.reset()  # what other policies have left would count towards the limit of recompilations
-    for block in blocks:
-        block.compile()
+        compile_blocks(model, compiling)
     try:
         yield report
     finally:
-        for block in blocks:
-            block._compiled_call_impl = None  # `compile` has no public way back
+        if compiling is not None:
+            for block in find_blocks(model):
+                block.module._compiled_call_impl = None  # `compile` has no public way back
         remove_activation_checkpointing(model)

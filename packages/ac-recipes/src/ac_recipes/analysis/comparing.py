@@ -16,6 +16,7 @@ from ac_recipes.analysis.planning import with_plan
 from ac_recipes.analysis.policies import policies
 from ac_recipes.analysis.steps import RepeatableStep
 from ac_recipes.analysis.subject import Subject, real_subject, refused_as_usage
+from ac_recipes.parallel.config import CompileConfig, compile_config
 from ac_recipes.recipe import Recipe
 
 
@@ -88,8 +89,8 @@ def compare_policies(
     Args:
         budget: adds the policy `budget`; a recipe with a budget or a plan has it anyway.
         rounds: that are timed.
-        compiled: compile the blocks, under every policy. Saved bytes and FLOPs are then those without it, since what
-            compiled code does cannot be counted op by op.
+        compiled: compile the blocks, under every policy, as they are where the recipe says `compile`. Saved bytes and
+            FLOPs are then those without it, since what compiled code does cannot be counted op by op.
         say: is told of what begins.
 
     Raises:
@@ -97,6 +98,7 @@ def compare_policies(
         RunError: no plan is within the budget.
     """
     wanted = policies(recipe, budget)
+    compiling = compile_config(recipe.compile) or (CompileConfig() if compiled else None)
     say("model and data")
     subject = real_subject(recipe)
     configs = {name: with_plan(recipe, c, device=subject.device.type) for name, c in wanted.items()}
@@ -105,7 +107,7 @@ def compare_policies(
     for name, config in configs.items():
         say(f"memory and FLOPs, {name}")
         try:
-            measured[name] = _counted(step, config, compiled=compiled)
+            measured[name] = _counted(step, config, compiling)
         except torch.OutOfMemoryError:
             step.drop_gradients()
     seconds: dict[str, list[float]] = {name: [] for name in measured}
@@ -113,19 +115,21 @@ def compare_policies(
         say(f"time, round {number + 1} of {rounds}")
         names = list(measured)
         for name in names if number % 2 == 0 else reversed(names):
-            with applied(subject.model, configs[name], compiled=compiled):
+            with applied(subject.model, configs[name], compiling=compiling):
                 step()
                 seconds[name].append(step.timed())
     timed = {name: replace(m, seconds=tuple(seconds[name])) for name, m in measured.items()}
-    return ComparedRecipe(subject, timed, tuple(name for name in configs if name not in measured), compiled)
+    return ComparedRecipe(subject, timed, tuple(name for name in configs if name not in measured), compiling is not None)
 
 
-def _counted(step: RepeatableStep, config: ActivationCheckpointingConfig, *, compiled: bool) -> Measured:
+def _counted(
+    step: RepeatableStep, config: ActivationCheckpointingConfig, compiling: CompileConfig | None
+) -> Measured:
     subject = step.subject
     with refused_as_usage():
         with applied(subject.model, config):
             usage = ac_core.measure(subject.model, subject.batch)
-        with applied(subject.model, config, compiled=compiled):
+        with applied(subject.model, config, compiling=compiling):
             loss = step()
             timeline, peak = step.recorded()
     return Measured(
