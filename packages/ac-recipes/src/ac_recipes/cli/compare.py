@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget", metavar="SIZE", help="also the policy 'budget': 24GiB, 24GB, 0.5 or 50%% of what no policy takes"
     )
     parser.add_argument("--rounds", type=int, default=7, metavar="N", help="rounds of the timing (default: 7)")
-    parser.add_argument("--compile", action="store_true", help="torch.compile the blocks, under every policy, as where the recipe says compile")
+    parser.add_argument("--compile", action="store_true", help="compile the blocks, under every policy")
     parser.add_argument("--report", metavar="FILE", help="the HTML report (default: compare-NAME.html)")
 
 
