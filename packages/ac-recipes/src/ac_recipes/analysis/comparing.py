@@ -119,12 +119,11 @@ def compare_policies(
                 step()
                 seconds[name].append(step.timed())
     timed = {name: replace(m, seconds=tuple(seconds[name])) for name, m in measured.items()}
-    return ComparedRecipe(subject, timed, tuple(name for name in configs if name not in measured), compiling is not None)
+    failed = tuple(name for name in configs if name not in measured)
+    return ComparedRecipe(subject, timed, failed, compiling is not None)
 
 
-def _counted(
-    step: RepeatableStep, config: ActivationCheckpointingConfig, compiling: CompileConfig | None
-) -> Measured:
+def _counted(step: RepeatableStep, config: ActivationCheckpointingConfig, compiling: CompileConfig | None) -> Measured:
     subject = step.subject
     with refused_as_usage():
         with applied(subject.model, config):
