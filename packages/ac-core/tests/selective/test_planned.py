@@ -59,7 +59,7 @@ def test_the_numbers_are_those_without_checkpointing(decoder, plan):
         ({"layers.2": ["aten::nothing_of_that_name"]}, r"^plan: for 'layers.2': .*no op 'aten::nothing"),
         ({"layers.2": []}, r"^plan: for 'layers\.2': an empty list"),
         ({"layers.2": "ful"}, r"^plan: 'ful' for 'layers\.2' is not 'none', 'full'"),
-        ({"layers.2": None}, r"^plan: nothing is said for 'layers\.2'"),
+        ({"layers.2": None}, r"^plan: for 'layers\.2': nothing is said"),
     ],
 )
 def test_a_plan_that_does_not_fit_the_model_is_refused(decoder, change, message):
