@@ -37,11 +37,11 @@ def test_a_misspelt_policy_shows_what_is_valid_and_what_was_meant(capsys, tiny_f
 
 
 def _fields():
-    """Every field of every section, `(section, field)`, as the recipe `default` has them."""
+    """Every field of every section, `(section, field)`, as the recipe `default` has them, or of its first kind."""
     recipe = load_recipe("default", quick=True)
     for section, kind in get_type_hints(Recipe).items():
         value = getattr(recipe, section)
-        classes = [type(value)] if is_dataclass(value) else filter(is_dataclass, (kind, *get_args(kind)))
+        classes = [type(value)] if is_dataclass(value) else [*filter(is_dataclass, (kind, *get_args(kind)))][:1]
         for cls in classes:
             yield from ((section, field.name) for field in fields(cls))
 

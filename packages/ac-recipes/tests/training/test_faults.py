@@ -106,8 +106,8 @@ def test_a_mistake_of_the_program_is_not_dressed_up(tiny, monkeypatch):
 def test_a_loss_that_is_not_finite_names_what_is_kept_and_what_to_lower(tiny, monkeypatch):
     forward = Trainer.forward
 
-    def spoilt(self, *arguments):
-        return forward(self, *arguments) * (float("nan") if self.steps_done == 3 else 1.0)
+    def spoilt(self, *arguments, **options):
+        return forward(self, *arguments, **options) * (float("nan") if self.steps_done == 3 else 1.0)
 
     monkeypatch.setattr(Trainer, "forward", spoilt)
     with pytest.raises(RunError) as caught:

@@ -10,10 +10,10 @@ gradients of hidden states `[N, H]` and weight `[V, H]` in the forward, when a c
                + if that is not fp32: an fp32 block of at most 64 MiB of them (16 MiB on a CPU)
                + gradient of hidden, N x H; of a chunk of it, rows x H
                + gradient of the weight summed in fp32, V x H x 4, and with a 2-byte weight a slab of at most 64 MiB
-                 (8 MiB on a CPU, which converts it to fp32 first) that is added to it; then converted to the dtype of
+                 (4 MiB on a CPU, which converts it to fp32 first) that is added to it; then converted to the dtype of
                  the weight while both exist
     kept       = gradients of hidden and weight, in their dtypes
-    backward   = both once more, multiplied by the gradient of the loss
+    backward   = nothing more: they are multiplied by the gradient of the loss in place
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ _ROWS = {True: 512, False: 256}  # by whether the dtype is narrow
 _FLOOR = 128
 _LOGITS = 128 * MIB
 _BLOCK = {"cpu": 16 * MIB, "cuda": 64 * MIB}
-_SLAB = {"cpu": 8 * MIB, "cuda": 64 * MIB}
+_SLAB = {"cpu": 4 * MIB, "cuda": 64 * MIB}
 
 
 def chunk_rows(tokens: int, vocab: int, itemsize: int) -> int:
@@ -81,8 +81,7 @@ class _FusedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        of_hidden, of_weight = (None if saved is None else torch.empty_like(saved) for saved in ctx.saved_tensors)
-        return of_hidden, of_weight, None
+        return *ctx.saved_tensors, None
 
 
 def use_fused_loss(model: nn.Module, device: str) -> None:

@@ -11,9 +11,10 @@ import yaml
 from ac_core import ActivationCheckpointingConfig, Plan
 from ac_recipes.analysis.planning import planned_recipe
 from ac_recipes.analysis.yaml_text import set_in_text
+from ac_recipes.automodel import Translator
 from ac_recipes.errors import RunError
 from ac_recipes.reader import Override, RecipeError, dump, read_recipe, to_plain
-from ac_recipes.recipe import TARGETS, Recipe
+from ac_recipes.recipe import Recipe
 from ac_recipes.shipped import find_recipe
 
 _PLACE = ("distributed", "activation_checkpointing")
@@ -51,7 +52,7 @@ def _in_place(source: Path, overrides: Sequence[Override], planned: Recipe) -> s
         for override in overrides:
             text = set_in_text(text, override.parts, override.text)
         text = set_in_text(text, _PLACE, _without_defaults(config))
-        read = read_recipe(Recipe, str(source), text=text, targets=TARGETS)
+        read = read_recipe(Recipe, str(source), text=text, rewrite=Translator())
     except (ValueError, yaml.YAMLError, RecipeError):
         return None
     return text if read == planned else None

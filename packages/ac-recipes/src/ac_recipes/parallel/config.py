@@ -6,10 +6,11 @@ from typing import Literal, get_args
 
 from ac_core.config import ActivationCheckpointingConfig, FamilyName
 from ac_recipes.parallel.layout import StrategyConfig
+from ac_recipes.section import Section
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompileConfig:
+class CompileConfig(Section):
     """`torch.compile` of every block that activation checkpointing knows, one by one.
 
     enabled: `false` turns it off and keeps the other settings.
@@ -26,6 +27,7 @@ class CompileConfig:
     dynamic: bool | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.mode != "default" and self.backend != "inductor":
             raise ValueError(f"mode: {self.mode!r} is a mode of backend 'inductor', not of {self.backend!r}")
 
