@@ -107,7 +107,7 @@ def compare_policies(
     for name, config in configs.items():
         say(f"memory and FLOPs, {name}")
         try:
-            measured[name] = _counted(step, config, compiling)
+            measured[name] = _counted(step, config, compiling=compiling)
         except torch.OutOfMemoryError:
             step.drop_gradients()
     seconds: dict[str, list[float]] = {name: [] for name in measured}
