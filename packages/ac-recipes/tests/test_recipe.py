@@ -3,10 +3,16 @@
 import re
 
 import pytest
+import torch
 
-from ac_core import DDPConfig, FSDP2Config
-from ac_recipes.reader import RecipeError, dump, read_recipe
-from ac_recipes.recipe import LRSchedulerConfig, Recipe, StepSchedulerConfig
+from ac_core import ActivationCheckpointingConfig, DDPConfig, FSDP2Config
+from ac_recipes.freeze_config import FreezeConfig
+from ac_recipes.lora import PeftConfig
+from ac_recipes.model_config import check_model_config
+from ac_recipes.parallel.fit import check_fit
+from ac_recipes.reader import RecipeError, dump, read_recipe, to_plain
+from ac_recipes.recipe import LRSchedulerConfig, ModelConfig, Recipe, StepSchedulerConfig
+from ac_recipes.training.model import build_model
 
 
 @pytest.mark.parametrize(
@@ -97,3 +103,27 @@ def test_a_section_made_in_python_checks_its_choices():
         LRSchedulerConfig(lr_decay_style="cosin")
     with pytest.raises(ValueError, match="^max_steps: 0"):
         StepSchedulerConfig(max_steps=0)
+
+
+def test_what_cannot_go_together_is_refused():
+    lora = {"model": ModelConfig(config={"model_type": "llama"}), "peft": PeftConfig()}
+    with pytest.raises(ValueError, match=r"^peft: adapters cannot be split over distributed\.tp_size 2 ranks"):
+        Recipe(**lora, distributed=FSDP2Config(tp_size=2))
+    with pytest.raises(ValueError, match=r"^freeze_config: with peft "):
+        Recipe(**lora, freeze_config=FreezeConfig())
+    budget = FSDP2Config(activation_checkpointing=ActivationCheckpointingConfig(policy="budget", memory_budget="1GiB"))
+    with pytest.raises(ValueError, match=r"^compile: is on, and policy 'budget' has no plan yet"):
+        Recipe(model=lora["model"], distributed=budget, compile=True)
+
+
+def test_reading_and_building_leave_the_recipe_as_it_is():
+    """transformers completes nested settings such as these in place, and a resumed run would find another model."""
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 64}  # fmt: skip
+    fields = {"model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+              "num_attention_heads": 2, "rope_scaling": scaling}  # fmt: skip
+    recipe = Recipe(model=ModelConfig(config=fields), distributed=FSDP2Config(tp_size=2))
+    before = to_plain(recipe)
+    assert [*check_model_config(recipe), *check_fit(recipe)] == []
+    build_model(recipe.model, 300, 0, torch.device("cpu"))
+    assert to_plain(recipe) == before

@@ -210,6 +210,16 @@ class Recipe(Section):
         if compile_config(self.compile) is not None:
             check_compile(self.distributed)
         backend, distributed = self.model.backend, self.distributed
+        if self.peft is not None and distributed.tp_size > 1:
+            raise ValueError(
+                f"peft: adapters cannot be split over distributed.tp_size {distributed.tp_size} ranks; leave tp_size at "
+                "1, and shard with strategy 'fsdp2'"
+            )
+        if self.peft is not None and self.freeze_config is not None:
+            raise ValueError(
+                "freeze_config: with peft all of the model's own weights are frozen, and adapters would train the "
+                "parts named here; leave it out, and say in peft.target_modules which layers get adapters"
+            )
         if backend is None:
             return
         if distributed.ep_size == 1:
@@ -223,6 +233,11 @@ class Recipe(Section):
                 f"model.backend.dispatcher_recompute_cache: {cache!r} keeps outputs for a recompute, and "
                 "distributed.activation_checkpointing is off; turn it on, or set the cache to 'none'"
             )
+
+    @property
+    def row_length(self) -> int:
+        """Tokens of one row of a batch."""
+        return self.packed_sequence.packed_sequence_size or self.dataset.sequence_length
 
     def pretrained_names(self) -> list[tuple[str, str]]:
         """Every pretrained model or tokenizer that is named, after the field that names it."""

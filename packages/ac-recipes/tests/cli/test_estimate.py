@@ -60,3 +60,10 @@ def test_a_mistake_is_one_line_before_any_work(run, tiny_file, arguments, messag
     assert (code, out) == (2, "")
     assert message in err
     assert [line for line in err.splitlines() if not line.startswith("estimate: ")][1:] == []
+
+
+def test_experts_shared_over_ranks(run):
+    """The shipped recipe of a mixture of experts, which says nothing of `dp_size`."""
+    code, out, err = run("estimate", "qwen3-moe", "--model.config.num_hidden_layers", "1", "--json")
+    assert code == 0, err
+    assert json.loads(out)["policies"]["none"]["peak_bytes"] > 0

@@ -23,10 +23,10 @@ def applied(
 ) -> Iterator[Report]:
     """Checkpoint the blocks of `model` inside of the context, and compile them one by one if `compiling` says how."""
     report = apply_activation_checkpointing(model, config)
-    if compiling is not None:
-        torch.compiler.reset()  # what other policies have left would count towards the limit of recompilations
-        compile_blocks(model, compiling)
     try:
+        if compiling is not None:
+            torch.compiler.reset()  # what other policies have left would count towards the limit of recompilations
+            compile_blocks(model, compiling)
         yield report
     finally:
         if compiling is not None:

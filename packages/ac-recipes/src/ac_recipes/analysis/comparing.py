@@ -16,7 +16,8 @@ from ac_recipes.analysis.planning import with_plan
 from ac_recipes.analysis.policies import policies
 from ac_recipes.analysis.steps import RepeatableStep
 from ac_recipes.analysis.subject import Subject, real_subject, refused_as_usage
-from ac_recipes.parallel.config import CompileConfig, compile_config
+from ac_recipes.errors import UsageError
+from ac_recipes.parallel.config import CompileConfig, check_compile, compile_config
 from ac_recipes.recipe import Recipe
 
 
@@ -102,6 +103,12 @@ def compare_policies(
     say("model and data")
     subject = real_subject(recipe)
     configs = {name: with_plan(recipe, c, device=subject.device.type) for name, c in wanted.items()}
+    if compiling is not None:
+        for name, config in configs.items():
+            try:
+                check_compile(replace(recipe.distributed, activation_checkpointing=config))
+            except ValueError as error:
+                raise UsageError(f"policy {name!r}: {error}") from error
     step = RepeatableStep(subject)
     measured: dict[str, Measured] = {}
     for name, config in configs.items():

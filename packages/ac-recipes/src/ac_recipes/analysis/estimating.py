@@ -6,7 +6,7 @@ import ac_core
 from ac_core import Estimate
 from ac_recipes.analysis.planning import with_plan
 from ac_recipes.analysis.policies import policies
-from ac_recipes.analysis.subject import Device, Kernels, refused_as_usage, step_settings
+from ac_recipes.analysis.subject import Device, Kernels, refused_as_usage, step_settings, vocabulary
 from ac_recipes.recipe import Recipe
 
 
@@ -35,7 +35,7 @@ def estimate_policies(
         say(name)
         with refused_as_usage():
             planned = with_plan(recipe, config, device=device, kernels=kernels)
-            found[name] = ac_core.estimate(policy=planned, ep_size=recipe.distributed.ep_size, **settings)
+            found[name] = ac_core.estimate(policy=planned, **settings)
     return found
 
 
@@ -45,7 +45,7 @@ def stated_assumptions(recipe: Recipe, estimates: dict[str, Estimate]) -> list[s
     distributed, schedule = recipe.distributed, recipe.step_scheduler
     config = recipe.model.config
     if config is not None and "vocab_size" not in (config.get("text_config") or config):
-        said.append(f"the vocabulary has the {recipe.tokenizer.vocab_size} entries that the tokenizer is asked for")
+        said.append(f"the vocabulary has the {vocabulary(recipe)} entries that the tokenizer is asked for or has")
     if distributed.dp_size is None:
         said.append("one rank; for more, give --distributed.dp_size")
     ranks = distributed.dp_size or 1

@@ -44,7 +44,10 @@ def planned_recipe(recipe: Recipe, plan: Plan) -> Recipe:
     """The recipe with policy `budget`, the budget and the plan."""
     own = recipe.distributed.checkpointing
     config = replace(own, policy="budget", memory_budget=plan.budget, save=None, plan=plan.blocks)
-    return replace(recipe, distributed=replace(recipe.distributed, activation_checkpointing=config))
+    try:
+        return replace(recipe, distributed=replace(recipe.distributed, activation_checkpointing=config))
+    except ValueError as error:  # what the recipe says beside it, such as compile, cannot honour the plan
+        raise UsageError(str(error)) from error
 
 
 def recipe_to_train(recipe: Recipe, world_size: int, device: Device) -> Recipe:

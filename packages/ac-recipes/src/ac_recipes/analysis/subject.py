@@ -16,7 +16,7 @@ from ac_recipes.data.prepare import prepare_here
 from ac_recipes.errors import UsageError
 from ac_recipes.images.config import DigitsDatasetConfig
 from ac_recipes.lora import add_lora
-from ac_recipes.pretrained import load_config
+from ac_recipes.pretrained import load_config, load_tokenizer
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.batches import BatchPlan, GlobalOrder
 from ac_recipes.training.freeze import freeze
@@ -27,6 +27,7 @@ from ac_recipes.training.ranks import local_device
 
 Device = Literal["cuda", "cpu"]
 Kernels = Literal["plain", "fused"]
+_TOKENIZER = "tokenizer.pretrained_model_name_or_path"
 
 
 class LossForward:
@@ -42,7 +43,8 @@ class LossForward:
 
     def __call__(self, labels: Tensor, **inputs: Any) -> Tensor:
         with self._head_loss.labels(labels, self._label_tokens):
-            return self._forward(**inputs).logits
+            output = self._forward(**inputs)
+        return self._head_loss.total(output)
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,10 @@ def real_subject(recipe: Recipe) -> Subject:
     """
     for name in ("dp_size", "dp_replicate_size", "tp_size", "ep_size"):
         if (size := getattr(recipe.distributed, name) or 1) != 1:
+            with_it = " --model.backend null" if name == "ep_size" and recipe.model.backend is not None else ""
             raise UsageError(
                 f"distributed.{name}: {size} ranks are asked for, and this command runs on one process; add "
-                f"--distributed.{name} 1"
+                f"--distributed.{name} 1{with_it}"
             )
     setup_of(recipe).layout(1)
     plan = BatchPlan.of(recipe.step_scheduler, 1)
@@ -93,7 +96,7 @@ def step_settings(recipe: Recipe, *, device: Device, kernels: Kernels) -> dict[s
             raise UsageError(f"distributed.{name}: {getattr(asked, name)} cannot be estimated yet; leave it at 1")
     if asked.strategy == "megatron_fsdp":
         raise UsageError("distributed.strategy: 'megatron_fsdp' cannot be estimated; 'fsdp2' shards the same")
-    ranks = asked.dp_size or 1
+    ranks = asked.dp_size or asked.ep_size  # without a dp_size, as few ranks as can share the experts
     if ranks % asked.dp_replicate_size:
         raise UsageError(
             f"distributed.dp_replicate_size: the {ranks} ranks of dp_size cannot be divided into "
@@ -123,8 +126,7 @@ def shape_batch(recipe: Recipe, local_batch_size: int) -> tuple[dict[str, Any], 
     if isinstance(recipe.dataset, DigitsDatasetConfig):
         data = prepare_here(recipe)
         return data.train[torch.arange(local_batch_size)] | {"use_cache": False}, data.model_fields
-    length = recipe.packed_sequence.packed_sequence_size or recipe.dataset.sequence_length
-    tokens = torch.zeros(local_batch_size, length, dtype=torch.int64)
+    tokens = torch.zeros(local_batch_size, recipe.row_length, dtype=torch.int64)
     return {"input_ids": tokens, "use_cache": False, "labels": tokens.clone()}, {}
 
 
@@ -137,12 +139,20 @@ def refused_as_usage() -> Iterator[None]:
         raise UsageError(f"distributed.activation_checkpointing: {error}") from error
 
 
+def vocabulary(recipe: Recipe) -> int:
+    """Entries of the tokenizer: those that a pretrained one has, or that the one to train is asked for."""
+    name = recipe.tokenizer.pretrained_model_name_or_path
+    return recipe.tokenizer.vocab_size if name is None else len(load_tokenizer(name, _TOKENIZER))
+
+
 def _model_without_values(recipe: Recipe, fields: dict[str, int]) -> nn.Module:
     """To be called with fake tensors on. A plain loss is the recipe's own; ac-core models the fused one, which looks at
     the labels to choose its chunks."""
-    config, vocab_size = recipe.model, recipe.tokenizer.vocab_size
+    config, vocab_size = recipe.model, vocabulary(recipe)
     if config.pretrained_model_name_or_path is not None:
-        known = config.config or load_config(config.pretrained_model_name_or_path).to_dict()
+        known = config.config
+        if known is None or "vocab_size" not in (known.get("text_config") or known):
+            known = load_config(config.pretrained_model_name_or_path).to_dict()
         config, vocab_size = replace(config, pretrained_model_name_or_path=None, config=known), 1
     model = build_model(config, vocab_size, recipe.rng.seed, torch.device("cpu"), fields)
     freeze(model, recipe.freeze_config)

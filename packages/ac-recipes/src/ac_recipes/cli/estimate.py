@@ -105,6 +105,6 @@ def step_text(recipe: Recipe, device: str, kernels: str) -> str:
     strategy = f"{distributed.strategy} over {ranks} ranks" if ranks > 1 else "one process"
     local = min(recipe.step_scheduler.local_batch_size, recipe.step_scheduler.global_batch_size // ranks)
     return (
-        f"{local} x {recipe.dataset.sequence_length} tokens a rank, {recipe.model.dtype}, {strategy}, "
+        f"{local} x {recipe.row_length} tokens a rank, {recipe.model.dtype}, {strategy}, "
         f"{recipe.loss_fn.kind} loss, {recipe.optimizer.name}, {device} with {kernels} kernels"
     )

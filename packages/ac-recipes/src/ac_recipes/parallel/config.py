@@ -50,6 +50,11 @@ def check_compile(distributed: StrategyConfig) -> None:
             f"compile: is on, and ep_size is {distributed.ep_size}; torch.compile cannot trace a checkpoint that keeps "
             "the routing of experts for its recompute; turn it off, or leave ep_size at 1"
         )
+    if distributed.checkpointing.policy == "budget" and distributed.checkpointing.plan is None:
+        raise ValueError(
+            "compile: is on, and policy 'budget' has no plan yet: it may name modules, which torch.compile does not see; "
+            "give a plan without them, or turn it off"
+        )
     named = next(_named_modules(distributed.checkpointing), None)
     if named is not None:
         raise ValueError(

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from ac_recipes.model_config import transformers_config
 from ac_recipes.reader import Problem
 from ac_recipes.recipe import Recipe
 
@@ -22,7 +23,7 @@ def check_fit(recipe: Recipe) -> Iterator[Problem]:
     if all(size == 1 for size in asked.values()) or not fields or fields["model_type"] not in CONFIG_MAPPING:
         return
     try:
-        config = CONFIG_MAPPING[fields["model_type"]](**{k: v for k, v in fields.items() if k != "model_type"})
+        config = transformers_config(fields)
     except Exception:  # noqa: BLE001 - check_model_config tells what is wrong with it
         return
     config = config.get_text_config()

@@ -52,6 +52,13 @@ class HeadLoss:
         if self._calls != 1:
             raise RunError(f"the model called its head {self._calls} times in one forward; the loss needs exactly one")
 
+    def total(self, output: Any, auxiliary_share: float = 1.0) -> Tensor:
+        """The loss of a forward inside of `labels` whose output is `output`, and `auxiliary_share` of the loss that a
+        model adds to balance its experts."""
+        if not (self.auxiliary_coefficient and auxiliary_share):
+            return output.logits
+        return output.logits + self.auxiliary_coefficient * auxiliary_share * output.aux_loss
+
     def __call__(self, hidden: Tensor) -> Tensor:
         if self._labels is None:
             return self.logits(hidden) if self.logits else type(self.head).forward(self.head, hidden)

@@ -18,7 +18,7 @@ from ac_recipes.data.packing import check_packing
 from ac_recipes.data.prepare import Prepared
 from ac_recipes.errors import UsageError
 from ac_recipes.lora import add_lora
-from ac_recipes.model_config import check_positions, with_vocabulary
+from ac_recipes.model_config import check_positions, transformers_config, with_vocabulary
 from ac_recipes.pretrained import load_model
 from ac_recipes.recipe import ModelConfig, Recipe
 from ac_recipes.training.console import Row
@@ -59,7 +59,7 @@ def build_model(
     transformers.logging.set_verbosity_error()
     fields = with_vocabulary(config.config, vocab_size) | dict(fields or {})
     try:
-        hf_config = AutoConfig.for_model(**fields)
+        hf_config = transformers_config(fields)
         reads_images = type(hf_config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
         auto_class = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
         with torch.random.fork_rng(devices=[]):
@@ -91,7 +91,7 @@ def _check_expected(fields: dict[str, Any], found: PreTrainedConfig, name: str) 
     model_type = fields["model_type"]
     if found.model_type != model_type:
         raise UsageError(f"model.config.model_type: the recipe says {model_type!r}, but {name} is {found.model_type!r}")
-    expected, default = AutoConfig.for_model(**fields).to_dict(), AutoConfig.for_model(model_type).to_dict()
+    expected, default = transformers_config(fields).to_dict(), AutoConfig.for_model(model_type).to_dict()
     for field, value in expected.items():
         other = getattr(found, field, None)
         if (field in fields or value != default.get(field)) and value != other:

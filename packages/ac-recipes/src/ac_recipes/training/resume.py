@@ -13,7 +13,7 @@ from ac_recipes.training.ranks import Ranks
 from ac_recipes.training.run_folder import RunFolder
 from ac_recipes.training.saving import Saver
 
-FIXED_SECTIONS = ("model", "dataset", "tokenizer", "freeze_config", "rng")
+FIXED_SECTIONS = ("model", "peft", "dataset", "packed_sequence", "tokenizer", "freeze_config", "rng")
 """What the weights and the data order of a run hang on. Everything else may change: the policy of activation
 checkpointing, the strategy, the number of steps, the learning rate."""
 

@@ -43,7 +43,8 @@ def settings_table(  # noqa: PLR0917 - one argument for every part of the run th
         for group in report.groups
     ]
     rows += [("  ", "", "", note) for note in report.notes]
-    rows += [*parallel.rows, _loss(recipe), *_batch(recipe, plan), _vocabulary(recipe, data), _data(recipe, data)]
+    rows += [*parallel.rows, _loss(recipe, ranks.device), *_batch(recipe, plan)]
+    rows += [_vocabulary(recipe, data), _data(recipe, data)]
     device = f"{torch.get_num_threads()} threads" if ranks.device.type == "cpu" else torch.cuda.get_device_name()
     rows.append(("device", "auto", ranks.device.type, f"{device}; mem = {memory.source}"))
     rows.append(("dtype", recipe.model.dtype, recipe.model.dtype, "parameters, gradients and computation"))
@@ -70,11 +71,13 @@ def _data(recipe: Recipe, data: Prepared) -> Row:
     return ("dataset" if name == config.kind else config.kind, name, name, data.detail)
 
 
-def _loss(recipe: Recipe) -> Row:
+def _loss(recipe: Recipe, device: torch.device) -> Row:
     loss = recipe.loss_fn
     if loss.kind == "plain":
         return ("loss", "plain", "plain", "from whole logits")
-    return ("loss", f"fused, {loss.backend}", "fused, torch", f"logits never whole; {loss.accum} accumulation")
+    # Without a GPU `auto` is the torch backend; which one a GPU's inputs get is decided call by call.
+    applied = "torch" if loss.backend == "auto" and device.type == "cpu" else loss.backend
+    return ("loss", f"fused, {loss.backend}", f"fused, {applied}", f"logits never whole; {loss.accum} accumulation")
 
 
 def _batch(recipe: Recipe, plan: BatchPlan) -> list[Row]:
@@ -84,6 +87,6 @@ def _batch(recipe: Recipe, plan: BatchPlan) -> list[Row]:
     shares = f"{ranks} x {plan.accumulation} accumulated x {plan.local}"
     shrunk = "" if plan.local == schedule.local_batch_size else "all that a rank has of a global batch"
     return [
-        ("global batch", size, size, f"{shares} sequences of {recipe.dataset.sequence_length} tokens"),
+        ("global batch", size, size, f"{shares} sequences of {recipe.row_length} tokens"),
         ("local batch", str(schedule.local_batch_size), str(plan.local), shrunk),
     ]

@@ -209,9 +209,7 @@ class Trainer:
         labels = inputs.pop("labels")
         with self.head_loss.labels(labels, label_tokens):
             output = self.model(**inputs, use_cache=False)
-        if not (self.head_loss.auxiliary_coefficient and auxiliary_share):
-            return output.logits
-        return output.logits + self.head_loss.auxiliary_coefficient * auxiliary_share * output.aux_loss
+        return self.head_loss.total(output, auxiliary_share)
 
     def clip(self) -> float:
         """Scale the gradients down to `clip_grad_norm.max_norm`; returns the norm before, over all ranks."""
