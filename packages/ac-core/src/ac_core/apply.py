@@ -152,8 +152,13 @@ def _planned(model: nn.Module, config: ActivationCheckpointingConfig, blocks: An
         )
     from ac_core.planning.planner import plan_here  # it applies policies itself
 
-    bare = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-    return plan_here(bare, config, batch, blocks).to_config()
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ActivationCheckpointingError(
+            "memory_budget: this model is wrapped for DDP, whose buckets hold every gradient a second time, and a plan "
+            "is made here for one process; make it before: ac_core.plan(model, ..., strategy='ddp', dp_size=...)"
+            ".to_config()"
+        )
+    return plan_here(model, config, batch, blocks).to_config()
 
 
 def _inside_wrappers(model: nn.Module) -> nn.Module:

@@ -260,3 +260,12 @@ def test_what_is_no_model_is_refused():
         estimate(nn.DataParallel(nn.Linear(2, 2)), **SHAPE)
     with pytest.raises(TypeError, match=r"^model: the factory returned NoneType"):
         estimate(lambda: None, **SHAPE)
+
+
+def test_a_factorys_config_is_left_as_it_was():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, vocab_size=32
+    )
+    ac_core.estimate(lambda: transformers.LlamaForCausalLM(config), batch_size=1, sequence_length=8, policy="full")
+    assert config.use_cache is True

@@ -64,14 +64,16 @@ def test_where_no_plan_fits_the_smallest_peak_is_named_and_is_reached(of_decoder
         fit(smallest - 1, *of_decoder)
 
 
-def test_a_choice_that_turns_out_too_large_is_made_again(of_decoder, monkeypatch):
+def test_a_choice_that_turns_out_too_large_is_made_again(of_decoder):
     bench, course, plain = of_decoder
     optimist = type(course)(course.order, course.options, course.exchange, dict(course.beside), list(course.between))
     optimist.beside = {name: beside - 20_000 for name, beside in course.beside.items()}
     optimist.between = [0] * len(course.between)
     limit = int(0.7 * plain.peak)
     assert bench.run(optimist.solve(limit), "full").peak > limit
-    assert fit(limit, bench, optimist, plain).peak_bytes <= limit
+    found = fit(limit, bench, optimist, plain)
+    assert found.peak_bytes <= limit
+    assert found.blocks == fit(limit, bench, course, plain).blocks, "calibrated, and not given up"
 
 
 def test_device_is_what_the_card_has(of_decoder, monkeypatch):

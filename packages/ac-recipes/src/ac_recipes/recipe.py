@@ -212,8 +212,8 @@ class Recipe(Section):
         backend, distributed = self.model.backend, self.distributed
         if self.peft is not None and distributed.tp_size > 1:
             raise ValueError(
-                f"peft: adapters cannot be split over distributed.tp_size {distributed.tp_size} ranks; leave tp_size at "
-                "1, and shard with strategy 'fsdp2'"
+                f"peft: adapters cannot be split over distributed.tp_size {distributed.tp_size} ranks; leave tp_size "
+                "at 1, and shard with strategy 'fsdp2'"
             )
         if self.peft is not None and self.freeze_config is not None:
             raise ValueError(

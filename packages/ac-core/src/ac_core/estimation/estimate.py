@@ -20,6 +20,7 @@ from ac_core.estimation.result import Estimate, read_estimate
 from ac_core.estimation.simulate import Optimizer, Simulation, simulate
 from ac_core.estimation.strategies import Strategy, check_strategy, sharding
 from ac_core.proof.step import Loss
+from ac_core.region.cache import cache_settings, turn_cache_on
 
 Kernels = Literal["plain", "fused"]
 Device = Literal["cuda", "cpu"]
@@ -172,19 +173,28 @@ class TrainingStep:
 
     def simulate(self, apply: Callable[[nn.Module], object]) -> Simulation:
         """The step, of a model to which `apply` has given its checkpointing."""
-        with sharding(self.strategy, self.dp_size, self.ep_size, self.compute_dtype) as shard:
-            return simulate(
-                self.model,
-                self.make_batch,
-                prepare=lambda made: self._prepare(made, apply),
-                shard=shard,
-                loss=self.differentiated,
-                optimizer=self._build_optimizer,
-                dtype=self.dtype,
-                autocast=None if self.strategy == "fsdp2" else self.compute_dtype,
-                keep_output=self.keep_output,
-                blocks=self.blocks,
-            )
+        before: list[tuple[Any, Any]] = []
+
+        def prepare(made: nn.Module) -> None:
+            before.extend(cache_settings(made))
+            self._prepare(made, apply)
+
+        try:
+            with sharding(self.strategy, self.dp_size, self.ep_size, self.compute_dtype) as shard:
+                return simulate(
+                    self.model,
+                    self.make_batch,
+                    prepare=prepare,
+                    shard=shard,
+                    loss=self.differentiated,
+                    optimizer=self._build_optimizer,
+                    dtype=self.dtype,
+                    autocast=None if self.strategy == "fsdp2" else self.compute_dtype,
+                    keep_output=self.keep_output,
+                    blocks=self.blocks,
+                )
+        finally:
+            turn_cache_on(before)  # a factory gives its caller's own config to the model
 
     def make_batch(self, model: nn.Module, blocks: list[Block]) -> Any:
         batch = self.batch

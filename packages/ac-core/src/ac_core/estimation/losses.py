@@ -14,6 +14,9 @@ gradients of hidden states `[N, H]` and weight `[V, H]` in the forward, when a c
                  the weight while both exist
     kept       = gradients of hidden and weight, in their dtypes
     backward   = nothing more: they are multiplied by the gradient of the loss in place
+
+With 2-byte dtypes the logits are in that dtype, as on GPUs and on CPUs with AMX. On a CPU that multiplies bfloat16 in
+fp32 ac-loss has half the rows in fp32, no block of them and no slab, and takes less than this says.
 """
 
 from collections.abc import Mapping

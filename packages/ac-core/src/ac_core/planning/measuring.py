@@ -18,7 +18,6 @@ from ac_core.discovery.blocks import BlockChoice, find_blocks
 from ac_core.estimation.simulate import Simulation
 from ac_core.planning.course import Course, Figures, Fixed, stations
 from ac_core.planning.options import KEEP_ALL, kept_sets
-from ac_core.region.cache import turn_cache_off
 from ac_core.region.forward import checkpointed_forwards
 from ac_core.selective.context import KeptCalls
 
@@ -28,10 +27,10 @@ Step = Callable[[Callable[[nn.Module], None]], Simulation]
 _EXCHANGE = {2: 400.0, 4: 20.0}
 """FLOPs in the time that a byte takes to be made again, by the size of the model's numbers.
 
-A norm or an activation moves about three bytes for one that it makes. An A100 in bfloat16 does some 250 TFLOP/s of
-matmuls while it moves 2 TB/s, which is 400 FLOPs for a byte made; an H100 somewhat more. In fp32 on a CPU 5 to 45 were
-measured, the less the wider the model. It decides between options that differ little in FLOPs: keeping all of a block
-is dearer in bytes than keeping its matmuls, and cheaper in time.
+A norm or an activation moves about three bytes for one that it makes. By its data sheet an A100 does some 250 TFLOP/s
+of bfloat16 matmuls while it moves 2 TB/s, which is 400 FLOPs for a byte made; an H100 somewhat more. In fp32 on a CPU 5
+to 45 were measured, the less the wider the model. It decides between options that differ little in FLOPs: keeping all
+of a block is dearer in bytes than keeping its matmuls, and cheaper in time.
 """
 
 
@@ -62,7 +61,6 @@ class Bench:
             names = selected_blocks(found, self.config)
             self.model = model
             self.chosen = {block.name: options.get(block.name, rest) for block in found if block.name in names}
-            turn_cache_off(model)
             config = replace(self.config, policy="full") if not names else budget_config(self.config, self.chosen)
             apply_activation_checkpointing(model, config, blocks=self.blocks)
 

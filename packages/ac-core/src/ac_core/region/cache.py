@@ -60,6 +60,11 @@ def turn_cache_off(model: nn.Module) -> list[tuple[Any, Any]]:
     return changed
 
 
+def cache_settings(model: nn.Module) -> list[tuple[Any, Any]]:
+    """Each config in `model` that says whether there is a cache, with what it says, for `turn_cache_on`."""
+    return [(config, config.use_cache) for config in _configs(model) if hasattr(config, "use_cache")]
+
+
 def turn_cache_on(changed: list[tuple[Any, Any]]) -> None:
     """Undo `turn_cache_off`."""
     for config, before in changed:

@@ -52,8 +52,8 @@ def check_compile(distributed: StrategyConfig) -> None:
         )
     if distributed.checkpointing.policy == "budget" and distributed.checkpointing.plan is None:
         raise ValueError(
-            "compile: is on, and policy 'budget' has no plan yet: it may name modules, which torch.compile does not see; "
-            "give a plan without them, or turn it off"
+            "compile: is on, and policy 'budget' has no plan yet: it may name modules, which torch.compile does not "
+            "see; give a plan without them, or turn it off"
         )
     named = next(_named_modules(distributed.checkpointing), None)
     if named is not None:

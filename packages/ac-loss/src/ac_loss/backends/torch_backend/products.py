@@ -2,7 +2,7 @@
 
 NOTE [ Narrow operands, wide products ]
 A bf16 product pays where the processor has units for it: a GPU's, or AMX in a CPU. A CPU with vector instructions alone
-(or with none for bf16) takes up to 1.5 times as long for a bf16 product as for the fp32 one, and more without
+(or with none for bf16) takes longer for a bf16 product than for the fp32 one: 1.5 times as long was measured with
 AVX512_BF16. There, hidden states and weight are rounded to bf16 as ever, and multiplied in fp32: a bf16 number is an
 fp32 number, so converting it is exact, and nothing that follows is rounded to bf16 before the gradients are returned.
 1. The weight is converted a slab at a time, into one buffer: whole it would be twice as large as the one that is there.
