@@ -89,7 +89,7 @@ def linear_cross_entropy(  # noqa: PLR0917 - the published signature
             ``logit_scale``, the inverse of Granite's ``logits_scaling``).
         grad_mode: ``"forward"`` computes the gradients with the loss and keeps them for the backward: three GEMMs. Not
             for ``"none"``, nor where products or gradients are fp16. ``"recompute"`` keeps nothing but the inputs and
-            computes the logits again in the backward: four GEMMs, and the least memory at any time. ``"auto"`` is
+            computes the logits again in the backward: four GEMMs, and mostly the least memory. ``"auto"`` is
             ``"forward"`` where possible.
         strict_nan: whether the mean over no label at all is NaN, as in ``torch.nn.functional.cross_entropy``, instead
             of 0; the gradients are exactly 0 either way.

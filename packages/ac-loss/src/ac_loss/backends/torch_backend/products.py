@@ -54,13 +54,13 @@ class Projection:
     def __init__(self, weight: torch.Tensor, gemm_dtype: torch.dtype) -> None:
         device, (height, width) = weight.device.type, weight.shape
         self._gemm_dtype, self._buffer = gemm_dtype, None
-        self.dtype = product_dtype(gemm_dtype, device)
-        if self.dtype == gemm_dtype:
+        dtype = product_dtype(gemm_dtype, device)
+        if dtype == gemm_dtype:
             self._weight = weight.to(gemm_dtype)
         else:
             self._weight = weight
-            rows = min(height, slab_rows(device, width * self.dtype.itemsize))
-            self._buffer = weight.new_empty(rows, width, dtype=self.dtype)
+            rows = min(height, slab_rows(device, width * dtype.itemsize))
+            self._buffer = weight.new_empty(rows, width, dtype=dtype)
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """``hidden @ weight.T``, ``[rows, V]``, in ``out``."""
