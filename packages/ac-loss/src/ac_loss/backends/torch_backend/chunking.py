@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 MIB = 2**20
 
-# Measured on CPU: fewer rows make the GEMMs slow (64 rows cost 20 %), more only cost memory. Where bf16 is
-# multiplied as such, GEMMs are twice as fast and need twice the rows to hide the elementwise work and the weight gradient's accumulation.
+# Measured on CPU: fewer rows make the GEMMs slow (64 rows cost 20 %), more only cost memory. Where bf16 is multiplied
+# as such, GEMMs are twice as fast and need twice the rows to hide the elementwise work and the weight gradient's
+# accumulation.
 ROWS_WIDE, ROWS_NARROW, ROWS_FLOOR = 256, 512, 128
 LOGITS_BYTES = 128 * MIB
 
