@@ -55,6 +55,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         "ROWS_WIDE": 7,
         "ROWS_NARROW": 9,
         "ROWS_FLOOR": 3,
+        "ROWS_ALONE": 8,
         "BLOCK_BYTES_CPU": 3 * 31 * 4,
         "SLAB_BYTES_CPU": 200,
         "TILE_ROWS": 11,
@@ -63,12 +64,14 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         "TILE_BYTES_CPU": 11 * 6 * 4,
     }.items():
         monkeypatch.setattr(chunking, name, value)
+    monkeypatch.setattr(products, "WIDE_TOKENS", 0)
 
 
 @pytest.fixture(params=[torch.bfloat16, torch.float32], ids=["narrow products", "wide products"])
 def bf16_products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
     """What bf16 operands are multiplied in, whatever this CPU would choose; both in turn, where a test does not say."""
     monkeypatch.setattr(products, "cpu_is_slow_in_bfloat16", lambda: request.param == torch.float32)
+    monkeypatch.setattr(products, "WIDE_TOKENS", 0)
     return request.param
 
 

@@ -62,6 +62,18 @@ def test_main_grad_is_not_rounded_to_the_parameter_s_dtype(draw, way):
     assert not torch.equal(weight.main_grad, weight.main_grad.bfloat16().float())
 
 
+@pytest.mark.parametrize("bf16_products", [torch.float32], indirect=True)
+@each_way
+def test_main_grad_gets_what_is_multiplied_in_fp32_unrounded(draw, gradients, bf16_products, way):
+    inputs = draw(40, 31, 13, dtype=torch.bfloat16)
+    del inputs["bias"]
+    wide = {name: value.double() if name != "labels" else value for name, value in inputs.items()}
+    right = gradients(reference.linear_cross_entropy, wide, reduction=way.get("reduction", "mean"))[1]["weight"]
+    weight = owned(inputs["weight"])
+    linear_cross_entropy(inputs["hidden"], weight, inputs["labels"], accum="main_grad", **way).sum().backward()
+    torch.testing.assert_close(weight.main_grad.double(), right, rtol=0, atol=1e-6 * right.abs().max().item())
+
+
 @each_way
 def test_the_owner_s_hook_is_told(draw, way):
     inputs = draw(40, 31, 13)

@@ -1,3 +1,4 @@
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,11 +12,18 @@ from ac_core.proof.meters import LiveBytes
 
 
 def test_chunks_are_bounded_by_rows_and_bytes_and_even():
-    assert chunk_rows(8192, 1000, 4) == 256
-    assert chunk_rows(8192, 1000, 2) == 512
-    assert chunk_rows(257, 1000, 4) == 129
-    assert chunk_rows(16384, 256 * 1024, 4) == 128  # 128 MiB of logits
-    assert chunk_rows(5, 1000, 4) == 5
+    rows = partial(chunk_rows, rounds=False)
+    assert rows(8192, 1000, 4) == 256
+    assert rows(8192, 1000, 2) == 512
+    assert rows(257, 1000, 4) == 129
+    assert rows(16384, 256 * 1024, 4) == 128  # 128 MiB of logits
+    assert rows(5, 1000, 4) == 5
+
+
+def test_one_chunk_may_be_larger_where_it_spares_a_sum():
+    rows = partial(chunk_rows, rounds=True)
+    assert rows(512, 1000, 4) == rows(512, 131072, 4) == 512
+    assert rows(512, 131073, 4) == rows(513, 1000, 4) == 171
 
 
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2)])
@@ -30,7 +38,7 @@ def test_bytes_of_the_formula(dtype, size):
             losses = head(hidden)
             gradients = (tokens * width + vocab * width) * size
             assert live.current == pytest.approx(gradients, rel=0.01)  # and one fp32 number a token
-            rows = chunk_rows(tokens, vocab, size)
+            rows = chunk_rows(tokens, vocab, size, rounds=size == 2)
             sweep = rows * vocab * size + rows * width * size
             if size == 2:
                 sweep += rows * vocab * 4 + vocab * width * 2

@@ -191,7 +191,7 @@ def explain(  # noqa: PLR0917 - as the function that it explains
         vocab=request.vocab,
         hidden_size=request.hidden_size,
         dtype=_name(request.gemm_dtype),
-        product_dtype=_name(product_dtype(gemm_dtype, place.type) if chosen == "torch" else gemm_dtype),
+        product_dtype=_name(product_dtype(gemm_dtype, place.type, counted) if chosen == "torch" else gemm_dtype),
     )
 
 

@@ -63,7 +63,7 @@ def assumptions(setting: Setting, *, uniform_routing: bool, experts: bool, host:
     )
     if setting.loss == "fused":
         said.append(
-            "fused loss: chunks of at most 512 tokens (256 in fp32), gradients of hidden states and head made in the "
+            "fused loss: chunks of at most 512 tokens (256 where products are in fp32), gradients of hidden states and head made in the "
             "forward, that of the head summed in fp32"
         )
     if setting.optimizer in ("adamw", "sgd", "sgd+momentum"):

@@ -4,21 +4,25 @@ NOTE [ Memory of the fused loss ]
 What is modelled is a loss that goes through the `N` tokens in chunks, as ac-loss's `torch` backend does, and makes the
 gradients of hidden states `[N, H]` and weight `[V, H]` in the forward, when a chunk's logits are there:
 
-    rows       = tokens of a chunk: at most 256 (512 for 2-byte dtypes), at most what 128 MiB of logits hold but never
-                 below 128, and evenly spread over the chunks
-    forward    = rows x V logits, in the dtype of the weight
+    product    = the dtype of matrix products: that of the weight, but fp32 for bfloat16 on a CPU that is slow in it
+    rows       = tokens of a chunk: at most 256 (512 for 2-byte products), at most what 128 MiB of logits hold but never
+                 below 128, and evenly spread over the chunks; all of at most 512 in one chunk where the weight's
+                 gradient is narrower than fp32, if their logits are at most 256 MiB
+    forward    = rows x V logits, in the dtype of the products
                + if that is not fp32: an fp32 block of at most 64 MiB of them (16 MiB on a CPU)
+               + if that is not the weight's: rows x H hidden states and 4 MiB of the weight in it
                + gradient of hidden, N x H; of a chunk of it, rows x H
-               + gradient of the weight summed in fp32, V x H x 4, and with a 2-byte weight a slab of at most 64 MiB
-                 (4 MiB on a CPU, which converts it to fp32 first) that is added to it; then converted to the dtype of
-                 the weight while both exist
+               + gradient of the weight, V x H, summed over chunks in fp32, where there are several, and then converted
+                 to the dtype of the weight while both exist
+               + if a product is not in the dtype of that sum: a slab of it of at most 64 MiB (4 MiB on a CPU, which
+                 converts it to fp32 before it adds it)
     kept       = gradients of hidden and weight, in their dtypes
     backward   = nothing more: they are multiplied by the gradient of the loss in place
 
-With 2-byte dtypes the logits are in that dtype, as on GPUs and on CPUs with AMX. On a CPU that multiplies bfloat16 in
-fp32 ac-loss has half the rows in fp32, no block of them and no slab, and takes less than this says.
+For "cpu" the CPU that is asked is the one that estimates.
 """
 
+import functools
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -32,12 +36,40 @@ MIB = 2**20
 _ROWS = {True: 512, False: 256}  # by whether the dtype is narrow
 _FLOOR = 128
 _LOGITS = 128 * MIB
+_ROWS_ALONE, _LOGITS_ALONE = 512, 256 * MIB
+_WIDE_TOKENS = 64
 _BLOCK = {"cpu": 16 * MIB, "cuda": 64 * MIB}
 _SLAB = {"cpu": 4 * MIB, "cuda": 64 * MIB}
 
 
-def chunk_rows(tokens: int, vocab: int, itemsize: int) -> int:
-    """Tokens of a chunk; see NOTE [ Memory of the fused loss ]."""
+def product_dtype(dtype: torch.dtype, device: str, tokens: int) -> torch.dtype:
+    """In which dtype a weight of `dtype` is multiplied with so many tokens."""
+    wide = dtype == torch.bfloat16 and device == "cpu" and tokens >= _WIDE_TOKENS and cpu_is_slow_in_bfloat16()
+    return torch.float32 if wide else dtype
+
+
+@functools.cache
+def cpu_is_slow_in_bfloat16() -> bool:
+    """Whether ac-loss multiplies bfloat16 in fp32 on this CPU: x86 without AMX, and not AMD's with AVX512_BF16."""
+    if not hasattr(torch.cpu, "get_capabilities"):
+        return False
+    has = torch.cpu.get_capabilities()
+    if has.get("architecture") != "x86_64" or has.get("amx_bf16"):
+        return False
+    return not has.get("avx512_bf16") or "intel" in str(has.get("cpu_name", "")).lower()
+
+
+def chunk_rows(tokens: int, vocab: int, itemsize: int, *, rounds: bool) -> int:
+    """Tokens of a chunk; see NOTE [ Memory of the fused loss ].
+
+    Args:
+        tokens: in all.
+        vocab: rows of the weight.
+        itemsize: bytes of a logit.
+        rounds: whether there is a gradient of the weight that is narrower than fp32.
+    """
+    if rounds and tokens <= _ROWS_ALONE and tokens * vocab * itemsize <= _LOGITS_ALONE:
+        return max(1, tokens)
     most = max(_FLOOR, min(_ROWS[itemsize < 4], _LOGITS // (vocab * itemsize)))
     return max(1, -(-tokens // max(1, -(-tokens // most))))
 
@@ -58,23 +90,26 @@ class _FusedLoss(torch.autograd.Function):
         """hidden `[N, H]`, weight `[V, H]`, device: whose sizes to take -> the loss of each token, `[N]`."""
         of_hidden, of_weight, _ = ctx.needs_input_grad
         (tokens, width), (vocab, _) = hidden.shape, weight.shape
-        rows = chunk_rows(tokens, vocab, weight.element_size())
         wide = torch.promote_types(weight.dtype, torch.float32)
+        product = product_dtype(weight.dtype, device, tokens)
+        rows = chunk_rows(tokens, vocab, product.itemsize, rounds=of_weight and weight.dtype != wide)
+        slab = min(vocab, slab_rows(device, width * product.itemsize))
         losses = hidden.new_empty(tokens, dtype=wide)
-        sweep = [weight.new_empty(rows, vocab)]
-        if weight.dtype != wide:
+        sweep = [weight.new_empty(rows, vocab, dtype=product)]
+        if product != wide:
             sweep.append(weight.new_empty(min(rows, block_rows(device, vocab * wide.itemsize)), vocab, dtype=wide))
+        if product != weight.dtype:
+            sweep += [weight.new_empty(n, width, dtype=product) for n in (rows, slab)]
         gradients = [torch.empty_like(hidden) if of_hidden else None, None]
         if of_hidden:
-            sweep.append(hidden.new_empty(rows, width))
+            sweep.append(hidden.new_empty(rows, width, dtype=product))
         total = None
         if of_weight:
             several = rows < tokens
             total = weight.new_empty(vocab, width, dtype=wide if several else weight.dtype)
-            if several and weight.dtype != wide:
-                slab = min(vocab, slab_rows(device, width * weight.element_size()))
-                sweep.append(weight.new_empty(slab, width))
-                if device == "cpu":
+            if total.dtype != product:
+                sweep.append(weight.new_empty(slab, width, dtype=product))
+                if several and device == "cpu":
                     sweep.append(weight.new_empty(slab, width, dtype=wide))
         sweep.clear()
         if total is not None:

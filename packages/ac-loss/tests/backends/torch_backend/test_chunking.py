@@ -20,7 +20,23 @@ from ac_loss.backends.torch_backend.chunking import block_rows, chunk_rows, slab
     ],
 )
 def test_chunk_rows(tokens, vocab, itemsize, rows):
-    assert chunk_rows(tokens, vocab, itemsize) == rows
+    assert chunk_rows(tokens, vocab, itemsize, rounds=False) == rows
+
+
+@pytest.mark.parametrize(
+    ("tokens", "vocab", "itemsize", "rows"),
+    [
+        (0, 32000, 4, 1),
+        (512, 128256, 4, 512),  # 250 MiB of logits, and no sum of 4 * vocab * hidden size
+        (512, 131072, 4, 512),
+        (512, 131073, 4, 171),  # past 256 MiB; 255 fit 128 MiB
+        (513, 32000, 4, 171),
+        (4096, 128256, 4, 256),
+        (512, 256000, 2, 512),
+    ],
+)
+def test_one_chunk_may_be_larger_where_it_spares_a_sum_or_roundings(tokens, vocab, itemsize, rows):
+    assert chunk_rows(tokens, vocab, itemsize, rounds=True) == rows
 
 
 def test_pieces_hold_at_least_one_row():

@@ -37,19 +37,20 @@ def test_torch_tells_what_this_processor_has():
 
 def test_only_bf16_on_a_cpu_is_multiplied_in_fp32(monkeypatch):
     monkeypatch.setattr(products, "cpu_is_slow_in_bfloat16", lambda: True)
-    assert product_dtype(torch.bfloat16, "cpu") == torch.float32
+    assert product_dtype(torch.bfloat16, "cpu", 64) == torch.float32
     for dtype in (torch.float16, torch.float32, torch.float64):
-        assert product_dtype(dtype, "cpu") == dtype
-    assert product_dtype(torch.bfloat16, "cuda") == torch.bfloat16
+        assert product_dtype(dtype, "cpu", 64) == dtype
+    assert product_dtype(torch.bfloat16, "cuda", 64) == torch.bfloat16
+    assert product_dtype(torch.bfloat16, "cpu", 63) == torch.bfloat16, "converting the weight would be most of the work"
 
 
 def test_an_operand_is_rounded_before_it_is_multiplied(bf16_products):
     tensor = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
-    found = operand(tensor, torch.bfloat16)
+    found = operand(tensor, torch.bfloat16, bf16_products)
     assert found.dtype == bf16_products
     assert torch.equal(found, tensor.bfloat16().to(bf16_products))
     same = tensor.to(bf16_products)
-    assert operand(same, bf16_products) is same
+    assert operand(same, bf16_products, bf16_products) is same
 
 
 @pytest.mark.parametrize("weight_dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -57,9 +58,9 @@ def test_a_projection_is_the_weight_by_slabs(draw, monkeypatch, recorder, bf16_p
     monkeypatch.setattr(chunking, "SLAB_BYTES_CPU", 10 * 16 * 4)
     inputs = draw(6, 31, 16, dtype=torch.float32)
     weight, rounded = inputs["weight"].to(weight_dtype), inputs["weight"].bfloat16().double()
-    hidden = operand(inputs["hidden"], torch.bfloat16)
+    hidden = operand(inputs["hidden"], torch.bfloat16, bf16_products)
     with recorder:
-        projection = Projection(weight, torch.bfloat16)
+        projection = Projection(weight, torch.bfloat16, bf16_products)
         logits = projection.logits(hidden, torch.empty(6, 31, dtype=bf16_products))
         gradient = projection.gradient(logits)
     tolerance = 1e-5 if bf16_products == torch.float32 else 1e-2

@@ -33,12 +33,12 @@ def extra_bytes(request: "Request") -> int:
 def _losses(request: "Request") -> tuple[int, int]:
     """``sweep._sweep`` but for the gradients: what lasts through all chunks, and what comes on top for a moment."""
     count, vocab, item, wide = request.counted, request.vocab, _product(request).itemsize, _wide(request)
-    size = chunk_rows(count, vocab, item)
+    size = chunk_rows(count, vocab, item, rounds=_rounds(request))
     height = min(size, count, block_rows(request.device.type, vocab * wide))
     held = count * wide + min(size, count) * vocab * item
     if item != wide:
         held += height * vocab * wide
-    projection, rounding = _projection(request)
+    projection, rounding = _projection(request, vocab)
     held += projection
     if request.bias_dtype is not None and request.bias_dtype.itemsize != wide:
         held += vocab * wide
@@ -51,7 +51,7 @@ def _sweep(request: "Request") -> int:
     """``sweep._differentiate``, beyond the gradients it returns."""
     count, vocab, width = request.counted, request.vocab, request.hidden_size
     item, wide = _product(request).itemsize, _wide(request)
-    size = min(chunk_rows(count, vocab, item), count)
+    size = min(chunk_rows(count, vocab, item, rounds=_rounds(request)), count)
     several = count > size
     held, moment = _losses(request)
     bias = request.grad_bias * vocab * wide
@@ -59,7 +59,7 @@ def _sweep(request: "Request") -> int:
     if request.objective.softcap is not None:
         slope = min(size, block_rows(request.device.type, vocab * wide)) * vocab * wide
     product = request.grad_hidden * size * width * item
-    beside = _projection(request)[1]
+    beside = _projection(request, vocab)[1]
     if request.hidden_dtype != _product(request) and count < request.tokens:
         beside = max(beside, size * width * request.hidden_dtype.itemsize)
     moment = max(moment, slope, bias, product + beside * (product > 0))
@@ -104,7 +104,7 @@ def _statistics_backward(request: "Request") -> int:
             rounding = columns * width * request.weight_dtype.itemsize
         rounding = max(rounding, _slab(request, columns, sum_item, several=several))
     during = held + max(block * several + max(moment, slope, slab), block + rounding)
-    after = held - _operand(request, columns * width, request.weight_dtype)[0]
+    after = held - _projection(request, columns)[0]
     if request.grad_hidden:
         total = count * width * wide
         rounded = count * width * request.hidden_dtype.itemsize * (request.hidden_dtype.itemsize != wide)
@@ -124,7 +124,7 @@ def _tiles(request: "Request", *, again: bool) -> tuple[int, int]:
     rows, columns = tile_shape(count, request.vocab, wide, request.device.type)
     chunk, moment = _chunk(request, rows, again=again or count > rows)
     held = rows * columns * (item + wide * (item != wide)) + chunk
-    matrix, beside = _operand(request, columns * width, request.weight_dtype)
+    matrix, beside = _projection(request, columns)
     return held + matrix, max(moment, beside)
 
 
@@ -148,16 +148,16 @@ def _operand(request: "Request", elements: int, dtype: torch.dtype) -> tuple[int
     return elements * _product(request).itemsize, rounded
 
 
-def _projection(request: "Request") -> tuple[int, int]:
-    """``products.Projection``: what it holds, and what using it adds for a moment."""
-    product, rows = _product(request), request.vocab
+def _projection(request: "Request", rows: int) -> tuple[int, int]:
+    """``products.Projection`` of some rows of the weight: what it holds, and what using it adds for a moment."""
+    product = _product(request)
     if product != request.gemm_dtype:
         rows = min(rows, slab_rows(request.device.type, request.hidden_size * product.itemsize))
     return _operand(request, rows * request.hidden_size, request.weight_dtype)
 
 
 def _slab(request: "Request", rows: int, sum_item: int, *, several: bool) -> int:
-    """``gradients.add_product``: part of a product that is not summed in its own dtype.
+    """``products.add_product``: part of a product that is not summed in its own dtype.
 
     A CPU converts it before it adds it to what is wider.
     """
@@ -170,7 +170,12 @@ def _slab(request: "Request", rows: int, sum_item: int, *, several: bool) -> int
 
 
 def _product(request: "Request") -> torch.dtype:
-    return product_dtype(request.gemm_dtype, request.device.type)
+    return product_dtype(request.gemm_dtype, request.device.type, request.counted)
+
+
+def _rounds(request: "Request") -> bool:
+    """``gradients.WeightGradient.rounds``."""
+    return request.grad_weight and request.accum != "main_grad" and request.weight_dtype.itemsize < _wide(request)
 
 
 def _wide(request: "Request") -> int:

@@ -6,7 +6,7 @@ import torch
 
 from ac_loss._job import Job
 from ac_loss.backends.torch_backend.chunking import slab_rows, spans
-from ac_loss.backends.torch_backend.products import Projection
+from ac_loss.backends.torch_backend.products import Projection, add_product
 
 
 class Wanted(NamedTuple):
@@ -43,6 +43,11 @@ class GradientSums:
             self._weight = WeightGradient(weight, job)
         if wanted.bias and bias is not None:
             self._bias, self._bias_dtype = torch.zeros_like(bias, dtype=job.loss_dtype), bias.dtype
+
+    @property
+    def rounds(self) -> bool:
+        """See ``chunking.chunk_rows``."""
+        return self._weight is not None and self._weight.rounds
 
     def add_block(self, grad_logits: torch.Tensor) -> None:
         """Part of a chunk, ``[rows, V]`` in the dtype of the losses, before it is rounded."""
@@ -88,11 +93,16 @@ class WeightGradient:
     """
 
     def __init__(self, weight: torch.Tensor, job: Job, into: torch.Tensor | None = None) -> None:
-        self._weight = weight
+        self._weight, self._loss_itemsize = weight, job.loss_dtype.itemsize
         self._sum_dtype = weight.dtype if job.accum == "param" else torch.promote_types(weight.dtype, job.loss_dtype)
         # main_grad is wider than the parameter: rounding to the parameter's dtype on the way would be for nothing.
         self._keep_dtype = job.accum == "main_grad"
         self._sum = into
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the gradient that is returned is narrower than the losses."""
+        return not self._keep_dtype and self._weight.dtype.itemsize < self._loss_itemsize
 
     def add(self, grad_logits: torch.Tensor, hidden: torch.Tensor, *, only: bool) -> None:
         """One chunk, ``[rows, R]`` and ``[rows, H]`` in one dtype; ``only`` if there is no other."""
@@ -111,27 +121,6 @@ class WeightGradient:
         if self._sum is None:
             return torch.zeros_like(self._weight, memory_format=torch.contiguous_format)
         return self._sum if self._keep_dtype else self._sum.to(self._weight.dtype)
-
-
-def add_product(target: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, first: bool = False) -> None:
-    """``target += left @ right``, or ``=`` for the first one; ``target`` may be of another dtype than the factors."""
-    if target.dtype == right.dtype:
-        torch.mm(left, right, out=target) if first else target.addmm_(left, right)
-        return
-    # A slab of rows at a time, for at real sizes the whole product would be a GiB. It is in the dtype of the factors
-    # and the sum in the wider of both.
-    height, width = target.shape
-    rows = max(1, min(height, slab_rows(right.device.type, width * right.element_size())))
-    slab = right.new_empty(rows, width)
-    wider = right.element_size() > target.element_size()
-    for start, stop in spans(height, rows):
-        part, total = slab[: stop - start], target[start:stop]
-        if first:
-            total.copy_(torch.mm(left[start:stop], right, out=part))
-        elif wider:
-            total.copy_(part.copy_(total).addmm_(left[start:stop], right))
-        else:
-            total.add_(torch.mm(left[start:stop], right, out=part))
 
 
 def add_scaled(target: torch.Tensor, gradient: torch.Tensor, upstream: torch.Tensor) -> None:

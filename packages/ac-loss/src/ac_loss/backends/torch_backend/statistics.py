@@ -16,7 +16,7 @@ import torch
 
 from ac_loss._job import Job
 from ac_loss._main_grad import main_grad_of, mark_added
-from ac_loss.backends.torch_backend.gradients import Gradients, Wanted, WeightGradient, add_product
+from ac_loss.backends.torch_backend.gradients import Gradients, Wanted, WeightGradient
 from ac_loss.backends.torch_backend.guards import autocast_off, refuse_double_backward
 from ac_loss.backends.torch_backend.tiles import Tiles
 
@@ -190,7 +190,7 @@ def _differentiate(tiles: Tiles, upstream: _Upstream, wanted: Wanted, into: torc
                 grad_bias[classes].add_(tile.sum(0))
             grad_logits = tiles.narrowed(tile)
             if grad_hidden is not None:
-                add_product(grad_hidden[rows], grad_logits, matrix)
+                matrix.add_gradient(grad_logits, grad_hidden[rows])
             if wanted.weight:
                 block.add(grad_logits, chunk, only=len(chunk) == tiles.tokens)
         if grad_weight is not None:

@@ -46,23 +46,24 @@ def _sweep(
         The losses, ``[n]``.
     """
     labels, rows, wide = job.labels, job.rows, job.loss_dtype
-    narrow = product_dtype(job.gemm_dtype, hidden.device.type)
     count, vocab = labels.numel(), weight.shape[0]
+    narrow = product_dtype(job.gemm_dtype, hidden.device.type, count)
     losses = hidden.new_empty(count, dtype=wide)
     # Ranks that share the vocabulary talk once a block: all have the same chunks, each one block.
     shard = job.vocabulary
-    size = chunk_rows(count, vocab if shard is None else shard.widest, narrow.itemsize)
+    widest = vocab if shard is None else shard.widest
+    size = chunk_rows(count, widest, narrow.itemsize, rounds=sums is not None and sums.rounds)
     height = min(size, count)
     if shard is None:
         height = min(height, block_rows(hidden.device.type, vocab * wide.itemsize))
     with autocast_off(hidden.device.type):
-        projection = Projection(weight, job.gemm_dtype)
+        projection = Projection(weight, job.gemm_dtype, narrow)
         offset = None if bias is None else bias.to(wide)
         buffer = hidden.new_empty((min(size, count), vocab), dtype=narrow)
         scratch = None if narrow == wide else hidden.new_empty((height, vocab), dtype=wide)
         for start, stop in spans(count, size):
             chunk = hidden[start:stop] if rows is None else hidden.index_select(0, rows[start:stop])
-            chunk = operand(chunk, job.gemm_dtype)
+            chunk = operand(chunk, job.gemm_dtype, narrow)
             logits = projection.logits(chunk, buffer[: stop - start])
             for first, last in spans(stop - start, height):
                 here = slice(start + first, start + last)

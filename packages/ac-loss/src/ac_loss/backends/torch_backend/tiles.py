@@ -6,7 +6,7 @@ import torch
 
 from ac_loss._job import Job
 from ac_loss.backends.torch_backend.chunking import spans, tile_shape
-from ac_loss.backends.torch_backend.products import operand, product_dtype
+from ac_loss.backends.torch_backend.products import Projection, operand, product_dtype
 
 
 class Tiles:
@@ -26,9 +26,9 @@ class Tiles:
         wide = job.loss_dtype
         self._shape = tile_shape(self.tokens, self.vocab, wide.itemsize, hidden.device.type)
         size = self._shape[0] * self._shape[1]
-        narrow = product_dtype(job.gemm_dtype, hidden.device.type)
-        self._product = hidden.new_empty(size, dtype=narrow)
-        self._wide = self._product if narrow == wide else hidden.new_empty(size, dtype=wide)
+        self._narrow = product_dtype(job.gemm_dtype, hidden.device.type, self.tokens)
+        self._product = hidden.new_empty(size, dtype=self._narrow)
+        self._wide = self._product if self._narrow == wide else hidden.new_empty(size, dtype=wide)
 
     def rows(self) -> Iterator[slice]:
         """All rows that count, in order; one empty slice if there are none."""
@@ -40,17 +40,17 @@ class Tiles:
     def chunk(self, rows: slice) -> torch.Tensor:
         """Hidden states, ``[rows, H]`` in the dtype of the products."""
         hidden = self.hidden[rows] if self.job.rows is None else self.hidden.index_select(0, self.job.rows[rows])
-        return operand(hidden, self.job.gemm_dtype)
+        return operand(hidden, self.job.gemm_dtype, self._narrow)
 
-    def matrix(self, classes: slice) -> torch.Tensor:
-        """Rows of the weight, ``[classes, H]`` in the dtype of the products."""
-        return operand(self.weight[classes], self.job.gemm_dtype)
+    def matrix(self, classes: slice) -> Projection:
+        """Rows of the weight, ``[classes, H]``."""
+        return Projection(self.weight[classes], self.job.gemm_dtype, self._narrow)
 
     def logits(
-        self, chunk: torch.Tensor, matrix: torch.Tensor, classes: slice, *, slope: bool
+        self, chunk: torch.Tensor, matrix: Projection, classes: slice, *, slope: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """One tile in the dtype of the losses, scaled and capped, and its slope (see ``Objective.transform_``)."""
-        product = torch.mm(chunk, matrix.t(), out=_view(self._product, len(chunk), len(matrix)))
+        product = matrix.logits(chunk, _view(self._product, len(chunk), classes.stop - classes.start))
         tile = product if self._wide is self._product else _view(self._wide, *product.shape).copy_(product)
         bias = None if self.bias is None else self.bias[classes].to(tile.dtype)
         return tile, self.job.objective.transform_(tile, bias, slope=slope)
