@@ -63,8 +63,8 @@ def assumptions(setting: Setting, *, uniform_routing: bool, experts: bool, host:
     )
     if setting.loss == "fused":
         said.append(
-            "fused loss: chunks of at most 512 tokens (256 where products are in fp32), gradients of hidden states and head made in the "
-            "forward, that of the head summed in fp32"
+            "fused loss: chunks of at most 512 tokens (256 of fp32 products), gradients of hidden states and head made "
+            "in the forward, that of the head summed in fp32"
         )
     if setting.optimizer in ("adamw", "sgd", "sgd+momentum"):
         at_once = "all parameters at once" if setting.device == "cuda" else "one parameter at a time"

@@ -119,7 +119,7 @@ def _statistics_backward(request: "Request") -> int:
 
 def _tiles(request: "Request", *, again: bool) -> tuple[int, int]:
     """``tiles.Tiles``: its buffers and one tile's operands where these are copies, and what making them adds."""
-    count, width = request.counted, request.hidden_size
+    count = request.counted
     item, wide = _product(request).itemsize, _wide(request)
     rows, columns = tile_shape(count, request.vocab, wide, request.device.type)
     chunk, moment = _chunk(request, rows, again=again or count > rows)

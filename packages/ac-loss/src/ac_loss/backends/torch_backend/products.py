@@ -6,7 +6,7 @@ A bf16 product pays where the processor has units for it: a GPU's, or AMX in a C
 AVX512_BF16. There, hidden states and weight are rounded to bf16 as ever, and multiplied in fp32: a bf16 number is an
 fp32 number, so converting it is exact, and nothing that follows is rounded to bf16 before the gradients are returned.
 1. The weight is converted a slab at a time, into one buffer: whole it would be twice as large as the one that is there.
-2. Every slab is converted for each product. For a few tokens that would be most of the work: they are multiplied in bf16.
+2. Every slab is converted for each product. For few tokens that would be most of the work: they are multiplied in bf16.
 3. The choice is by what the processor has and the number of tokens, never by timing, so one machine always gives the
    same numbers.
 """
