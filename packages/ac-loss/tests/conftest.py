@@ -55,7 +55,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         "ROWS_WIDE": 7,
         "ROWS_NARROW": 9,
         "ROWS_FLOOR": 3,
-        "ROWS_ALONE": 8,
+        "ROWS_ALONE": 12,
         "BLOCK_BYTES_CPU": 3 * 31 * 4,
         "SLAB_BYTES_CPU": 200,
         "TILE_ROWS": 11,

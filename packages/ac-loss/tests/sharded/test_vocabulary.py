@@ -210,6 +210,25 @@ def test_main_grad_of_this_rank_s_rows(ranks, grad_mode):
         assert wrong < 1e-12
 
 
+def half_frozen(rank):
+    """Losses in bf16 of tokens that one rank alone would take in one chunk, with a frozen weight on rank 0."""
+    hidden, weight, _, labels = draw(30, torch.bfloat16, ignored=0.0)
+    mine = weight[rank * 15 :][:15].clone().requires_grad_(rank == 1)
+    with mock.patch.multiple(chunking, **SMALL, ROWS_ALONE=30):
+        alone = linear_cross_entropy(hidden, mine, labels % 15)
+        loss = linear_cross_entropy(hidden.requires_grad_(), mine, labels, vocab_parallel_group=dist.group.WORLD)
+        loss.backward()
+    right = spec(hidden.detach().double(), weight.double(), labels)
+    return alone.isfinite().item(), distance(loss.detach(), right), mine.grad is not None
+
+
+def test_a_weight_that_is_frozen_on_one_rank_changes_no_chunk(ranks):
+    for rank, (finite, wrong, trained) in enumerate(ranks.run(half_frozen)):
+        assert finite
+        assert wrong < 1e-2
+        assert trained == (rank == 1)
+
+
 # What may not be ------------------------------------------------------------------------------------------------------
 
 
@@ -224,6 +243,8 @@ def message(rank, what):
         tensor = torch.distributed.tensor
         mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
         mine, labels = tensor.distribute_tensor(weight[:1], mesh, [tensor.Shard(0)]), labels.clamp(max=0)
+    elif what == "half wanted":
+        hidden.requires_grad_(rank == 0)
     else:
         labels[0, 0] = 31
     try:
@@ -237,6 +258,7 @@ def message(rank, what):
     [
         ("other labels", "labels: rank 1 has other labels than rank 0 (30 and 30 of them), and both are in the vocab"),
         ("more labels", "labels: rank 1 has other labels than rank 0 (30 and 20 of them), and both are in the vocab"),
+        ("half wanted", "hidden: its gradient is wanted on rank 0 and not on rank 1, and it is summed over the ranks"),
         ("no rows", "weight: rank 1 of the vocabulary-parallel group has no row of the vocabulary; use fewer"),
         ("out of range", "labels: 31 at flat position 0 is not in [0, 31) and is not ignore_index (-100)"),
     ],

@@ -6,8 +6,8 @@ gradients of hidden states `[N, H]` and weight `[V, H]` in the forward, when a c
 
     product    = the dtype of matrix products: that of the weight, but fp32 for bfloat16 on a CPU that is slow in it
     rows       = tokens of a chunk: at most 256 (512 for 2-byte products), at most what 128 MiB of logits hold but never
-                 below 128, and evenly spread over the chunks; all of at most 512 in one chunk where the weight's
-                 gradient is narrower than fp32, if their logits are at most 256 MiB
+                 below 128, and evenly spread over the chunks; but all of at most 512 in one where that takes less
+                 than the sum below
     forward    = rows x V logits, in the dtype of the products
                + if that is not fp32: an fp32 block of at most 64 MiB of them (16 MiB on a CPU)
                + if that is not the weight's: rows x H hidden states and 4 MiB of the weight in it
@@ -36,7 +36,7 @@ MIB = 2**20
 _ROWS = {True: 512, False: 256}  # by whether the dtype is narrow
 _FLOOR = 128
 _LOGITS = 128 * MIB
-_ROWS_ALONE, _LOGITS_ALONE = 512, 256 * MIB
+_ROWS_ALONE = 512
 _WIDE_TOKENS = 64
 _BLOCK = {"cpu": 16 * MIB, "cuda": 64 * MIB}
 _SLAB = {"cpu": 4 * MIB, "cuda": 64 * MIB}
@@ -59,19 +59,19 @@ def cpu_is_slow_in_bfloat16() -> bool:
     return not has.get("avx512_bf16") or "intel" in str(has.get("cpu_name", "")).lower()
 
 
-def chunk_rows(tokens: int, vocab: int, itemsize: int, *, rounds: bool) -> int:
+def chunk_rows(tokens: int, vocab: int, itemsize: int, *, sum_bytes: int) -> int:
     """Tokens of a chunk; see NOTE [ Memory of the fused loss ].
 
     Args:
         tokens: in all.
         vocab: rows of the weight.
         itemsize: bytes of a logit.
-        rounds: whether there is a gradient of the weight that is narrower than fp32.
+        sum_bytes: of the sum of the weight's gradient over several chunks, where it is not what is kept.
     """
-    if rounds and tokens <= _ROWS_ALONE and tokens * vocab * itemsize <= _LOGITS_ALONE:
-        return max(1, tokens)
     most = max(_FLOOR, min(_ROWS[itemsize < 4], _LOGITS // (vocab * itemsize)))
-    return max(1, -(-tokens // max(1, -(-tokens // most))))
+    rows = max(1, -(-tokens // max(1, -(-tokens // most))))
+    alone = rows < tokens <= _ROWS_ALONE and (tokens - rows) * vocab * itemsize < sum_bytes
+    return tokens if alone else rows
 
 
 def block_rows(device: str, row_bytes: int) -> int:
@@ -92,7 +92,8 @@ class _FusedLoss(torch.autograd.Function):
         (tokens, width), (vocab, _) = hidden.shape, weight.shape
         wide = torch.promote_types(weight.dtype, torch.float32)
         product = product_dtype(weight.dtype, device, tokens)
-        rows = chunk_rows(tokens, vocab, product.itemsize, rounds=of_weight and weight.dtype != wide)
+        sum_bytes = vocab * width * wide.itemsize if of_weight and weight.dtype != wide else 0
+        rows = chunk_rows(tokens, vocab, product.itemsize, sum_bytes=sum_bytes)
         slab = min(vocab, slab_rows(device, width * product.itemsize))
         losses = hidden.new_empty(tokens, dtype=wide)
         sweep = [weight.new_empty(rows, vocab, dtype=product)]

@@ -98,8 +98,9 @@ def localize(
 
     vocabulary = None
     if head.group is not None:
-        vocabulary = meet(head.group, head.ranks, weight.shape[0], labels)
-        if not summed and hidden.requires_grad and torch.is_grad_enabled():
+        wanted = hidden.requires_grad and torch.is_grad_enabled()
+        vocabulary = meet(head.group, head.ranks, weight.shape[0], labels, wanted=wanted)
+        if not summed and wanted:
             hidden = summed_gradient(hidden, head.group)
     return Localized(hidden, weight, labels, bias, vocabulary, saving)
 

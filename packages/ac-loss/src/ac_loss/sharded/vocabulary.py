@@ -8,7 +8,8 @@ own logits and of its own rows of the weight, and an addend of the gradient of h
 A recomputing loss has the statistics of all its rows before it asks, so there it is two for a call, and the backward
 has them already.
 1. So every rank makes the same chunks, whatever the size of its shard: they are sized by the widest one.
-2. Labels that differ between the ranks would give a plausible wrong loss, or a hang. They are compared, once a call.
+2. Labels that differ between the ranks would give a plausible wrong loss, or a hang, and so would a gradient of hidden
+   that not all of them want. They are compared, once a call.
 """
 
 from collections.abc import Sequence
@@ -55,7 +56,9 @@ class VocabShard:
             part.copy_(total)
 
 
-def meet(group: dist.ProcessGroup, ranks: Sequence[int], width: int, labels: torch.Tensor) -> VocabShard:
+def meet(
+    group: dist.ProcessGroup, ranks: Sequence[int], width: int, labels: torch.Tensor, *, wanted: bool
+) -> VocabShard:
     """This rank's part, from the widths of all; by one small collective.
 
     Args:
@@ -63,24 +66,34 @@ def meet(group: dist.ProcessGroup, ranks: Sequence[int], width: int, labels: tor
         ranks: theirs, in order of their rows.
         width: tokens of this rank's part.
         labels: of this rank, any shape, integers; only compared.
+        wanted: whether this rank wants the gradient of hidden.
 
     Raises:
-        ValueError: the ranks have different labels, or one of them no row of the vocabulary. On every rank.
+        ValueError: the ranks have different labels, or one of them no row of the vocabulary, or only some of them want
+            the gradient of hidden. On every rank.
     """
     flat = labels.reshape(-1).to(torch.int64)
     odd = torch.arange(flat.numel(), device=flat.device).mul_(2).add_(1)
-    mine = torch.stack([flat.new_tensor(width), flat.new_tensor(flat.numel()), (flat * odd).sum(), flat.sum()])
+    facts = [flat.new_tensor(fact) for fact in (width, int(wanted), flat.numel())]
+    mine = torch.stack([*facts, (flat * odd).sum(), flat.sum()])
     gathered = [torch.empty_like(mine) for _ in ranks]
     dist.all_gather(gathered, mine, group=group)
     by_place = torch.stack(gathered).tolist()
     told = [by_place[dist.get_group_rank(group, rank)] for rank in ranks]
-    for rank, (theirs, *tokens) in zip(ranks, told, strict=True):
-        if tokens != told[0][1:]:
+    for rank, (theirs, wants, *tokens) in zip(ranks, told, strict=True):
+        if tokens != told[0][2:]:
             raise ValueError(
-                f"labels: rank {rank} has other labels than rank {ranks[0]} ({tokens[0]} and {told[0][1]} of them), "
+                f"labels: rank {rank} has other labels than rank {ranks[0]} ({tokens[0]} and {told[0][2]} of them), "
                 "and both are in the vocabulary-parallel group, whose ranks must hold the same tokens; give them the "
                 "same batch (split the data over the data-parallel ranks only), or pass the group as "
                 "grad_reduce_group if the weight is sharded by FSDP"
+            )
+        if wants != told[0][1]:
+            with_, without = (rank, ranks[0]) if wants else (ranks[0], rank)
+            raise ValueError(
+                f"hidden: its gradient is wanted on rank {with_} and not on rank {without}, and it is summed over the "
+                "ranks of the vocabulary-parallel group; call the loss on all of them with a hidden that requires "
+                "grad, or on none (torch.no_grad() counts)"
             )
         if theirs == 0:
             raise ValueError(

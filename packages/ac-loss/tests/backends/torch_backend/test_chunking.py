@@ -20,23 +20,24 @@ from ac_loss.backends.torch_backend.chunking import block_rows, chunk_rows, slab
     ],
 )
 def test_chunk_rows(tokens, vocab, itemsize, rows):
-    assert chunk_rows(tokens, vocab, itemsize, rounds=False) == rows
+    assert chunk_rows(tokens, vocab, itemsize) == rows
 
 
 @pytest.mark.parametrize(
-    ("tokens", "vocab", "itemsize", "rows"),
+    ("tokens", "vocab", "itemsize", "width", "rows"),
     [
-        (0, 32000, 4, 1),
-        (512, 128256, 4, 512),  # 250 MiB of logits, and no sum of 4 * vocab * hidden size
-        (512, 131072, 4, 512),
-        (512, 131073, 4, 171),  # past 256 MiB; 255 fit 128 MiB
-        (513, 32000, 4, 171),
-        (4096, 128256, 4, 256),
-        (512, 256000, 2, 512),
+        (0, 32000, 4, 4096, 1),
+        (512, 128256, 4, 4096, 512),  # 125 MiB of logits more, and no sum of 2004 MiB
+        (512, 128256, 4, 64, 256),  # the sum is 31 MiB
+        (512, 128256, 4, 256, 256),  # as many bytes
+        (512, 128256, 4, 257, 512),
+        (513, 32000, 4, 4096, 171),
+        (4096, 128256, 4, 4096, 256),
+        (512, 256000, 2, 4096, 512),
     ],
 )
-def test_one_chunk_may_be_larger_where_it_spares_a_sum_or_roundings(tokens, vocab, itemsize, rows):
-    assert chunk_rows(tokens, vocab, itemsize, rounds=True) == rows
+def test_one_chunk_is_larger_where_that_takes_less_than_a_sum(tokens, vocab, itemsize, width, rows):
+    assert chunk_rows(tokens, vocab, itemsize, sum_bytes=vocab * width * 4) == rows
 
 
 def test_pieces_hold_at_least_one_row():

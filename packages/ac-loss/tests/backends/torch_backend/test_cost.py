@@ -20,7 +20,10 @@ CASES = {  # tokens, hidden size, dtype, facts
     "bf16, ignored": (1100, 64, BF16, {"ignored": 0.3}),
     "bf16, one chunk": (200, 512, BF16, {}),
     "bf16, one larger chunk": (400, 512, BF16, {}),
-    "bf16, one larger chunk, param": (400, 512, BF16, {"accum": "param"}),
+    "bf16, param, several chunks": (400, 512, BF16, {"accum": "param"}),
+    "bf16, small sum": (400, 64, BF16, {}),
+    "bf16, main_grad": (1100, 512, BF16, {"accum": "main_grad"}),
+    "bf16, main_grad, one chunk": (200, 512, BF16, {"accum": "main_grad"}),
     "autocast, several chunks": (400, 512, F32, {"autocast": BF16}),
     "bf16, wide": (700, 512, BF16, {}),
     "bf16, param": (1100, 512, BF16, {"accum": "param"}),
@@ -75,6 +78,8 @@ def test_the_estimate_is_what_it_holds(draw, peak_bytes, ask, monkeypatch, name,
     inputs = draw(tokens, VOCAB, width, dtype=dtype, ignored=ignored)
     if not bias:
         del inputs["bias"]
+    if facts.get("accum") == "main_grad":
+        inputs["weight"].main_grad = torch.zeros(VOCAB, width)
 
     def loss(**leaves):
         if frozen:

@@ -1,6 +1,9 @@
+from unittest import mock
+
 import pytest
 import torch
 
+from ac_loss import linear_cross_entropy
 from ac_loss.backends.torch_backend import chunking, products
 from ac_loss.backends.torch_backend.products import Projection, operand, product_dtype
 
@@ -42,6 +45,17 @@ def test_only_bf16_on_a_cpu_is_multiplied_in_fp32(monkeypatch):
         assert product_dtype(dtype, "cpu", 64) == dtype
     assert product_dtype(torch.bfloat16, "cuda", 64) == torch.bfloat16
     assert product_dtype(torch.bfloat16, "cpu", 63) == torch.bfloat16, "converting the weight would be most of the work"
+
+
+@pytest.mark.parametrize("way", [{}, {"reduction": "none"}, {"grad_mode": "recompute"}], ids=str)
+def test_it_is_the_tokens_that_count_that_decide(draw, monkeypatch, way):
+    monkeypatch.setattr(products, "cpu_is_slow_in_bfloat16", lambda: True)
+    for ignored, wide in ((6, True), (7, False)):
+        inputs = draw(70, 31, 16, dtype=torch.bfloat16, ignored=0.0)
+        inputs["labels"][:ignored] = -100
+        with mock.patch.object(products.torch, "mm", wraps=torch.mm) as mm:
+            linear_cross_entropy(**inputs, **way)
+        assert {call.args[0].dtype for call in mm.call_args_list} == {torch.float32 if wide else torch.bfloat16}
 
 
 def test_an_operand_is_rounded_before_it_is_multiplied(bf16_products):

@@ -10,9 +10,9 @@ MIB = 2**20
 ROWS_WIDE, ROWS_NARROW, ROWS_FLOOR = 256, 512, 128
 LOGITS_BYTES = 128 * MIB
 
-# One chunk may be larger than each of several where it spares them an fp32 sum of the weight's gradient, gigabytes at
-# real sizes, or the rounding of a narrower one.
-ROWS_ALONE, LOGITS_BYTES_ALONE = 512, 256 * MIB
+# One chunk may be larger than each of several, where that takes less than the fp32 sum of the weight's gradient that
+# several need: gigabytes at real sizes.
+ROWS_ALONE = 512
 
 # Elementwise passes over a block, and slabs of the weight gradient, are worth keeping in a CPU's cache; a CPU also
 # converts a whole operand before adding it to another dtype. Elsewhere bigger pieces mean fewer launches.
@@ -25,20 +25,20 @@ TILE_ROWS, TILE_COLUMNS_FLOOR, TILE_COLUMNS_STEP, TILES_LEAST = 4096, 512, 64, 8
 TILE_BYTES_CPU, TILE_BYTES_OTHER = 32 * MIB, 128 * MIB
 
 
-def chunk_rows(tokens: int, vocab: int, itemsize: int, *, rounds: bool) -> int:
+def chunk_rows(tokens: int, vocab: int, itemsize: int, *, sum_bytes: int = 0) -> int:
     """Rows of logits held at a time: at most a measured best, within a byte budget, and balanced over the chunks.
 
     Args:
         tokens: rows in all.
         vocab: columns of the logits.
         itemsize: bytes of one logit.
-        rounds: whether a weight gradient is wanted that is narrower than fp32: summing it over chunks takes more
-            memory, or accuracy, than one chunk.
+        sum_bytes: what several chunks need beside the weight gradient that is returned, to sum it.
     """
-    if rounds and tokens <= ROWS_ALONE and tokens * vocab * itemsize <= LOGITS_BYTES_ALONE:
-        return max(1, tokens)
     best = ROWS_WIDE if itemsize >= 4 else ROWS_NARROW
-    return _balanced(tokens, max(ROWS_FLOOR, min(best, LOGITS_BYTES // (vocab * itemsize))))
+    rows = _balanced(tokens, max(ROWS_FLOOR, min(best, LOGITS_BYTES // (vocab * itemsize))))
+    if rows < tokens <= ROWS_ALONE and (tokens - rows) * vocab * itemsize < sum_bytes:
+        return tokens
+    return rows
 
 
 def tile_shape(tokens: int, vocab: int, itemsize: int, device_type: str) -> tuple[int, int]:

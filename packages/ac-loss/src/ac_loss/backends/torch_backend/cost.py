@@ -33,7 +33,7 @@ def extra_bytes(request: "Request") -> int:
 def _losses(request: "Request") -> tuple[int, int]:
     """``sweep._sweep`` but for the gradients: what lasts through all chunks, and what comes on top for a moment."""
     count, vocab, item, wide = request.counted, request.vocab, _product(request).itemsize, _wide(request)
-    size = chunk_rows(count, vocab, item, rounds=_rounds(request))
+    size = chunk_rows(count, vocab, item, sum_bytes=_sum_bytes(request))
     height = min(size, count, block_rows(request.device.type, vocab * wide))
     held = count * wide + min(size, count) * vocab * item
     if item != wide:
@@ -51,7 +51,7 @@ def _sweep(request: "Request") -> int:
     """``sweep._differentiate``, beyond the gradients it returns."""
     count, vocab, width = request.counted, request.vocab, request.hidden_size
     item, wide = _product(request).itemsize, _wide(request)
-    size = min(chunk_rows(count, vocab, item, rounds=_rounds(request)), count)
+    size = min(chunk_rows(count, vocab, item, sum_bytes=_sum_bytes(request)), count)
     several = count > size
     held, moment = _losses(request)
     bias = request.grad_bias * vocab * wide
@@ -74,6 +74,8 @@ def _sweep(request: "Request") -> int:
     kept = request.accum == "main_grad"
     returned = 0 if kept else request.grad_weight * vocab * width * request.weight_dtype.itemsize
     after = weight + (returned if weight != returned else 0)
+    if kept and weight and sum_item < wide:  # `gradients.add_scaled` converts it in the backward
+        after += min(vocab, slab_rows(request.device.type, width * wide)) * width * wide
     if request.grad_bias:
         returned += vocab * request.bias_dtype.itemsize
     return bias + max(held + later, after) - returned
@@ -173,9 +175,13 @@ def _product(request: "Request") -> torch.dtype:
     return product_dtype(request.gemm_dtype, request.device.type, request.counted)
 
 
-def _rounds(request: "Request") -> bool:
-    """``gradients.WeightGradient.rounds``."""
-    return request.grad_weight and request.accum != "main_grad" and request.weight_dtype.itemsize < _wide(request)
+def _sum_bytes(request: "Request") -> int:
+    """``gradients.WeightGradient.sum_bytes``, where ``sweep._sweep`` goes by it."""
+    item = _sum_itemsize(request, several=True)
+    kept = request.accum == "main_grad" or item == request.weight_dtype.itemsize
+    if request.shard or not request.grad_weight or kept:
+        return 0
+    return request.vocab * request.hidden_size * item
 
 
 def _wide(request: "Request") -> int:

@@ -45,9 +45,9 @@ class GradientSums:
             self._bias, self._bias_dtype = torch.zeros_like(bias, dtype=job.loss_dtype), bias.dtype
 
     @property
-    def rounds(self) -> bool:
+    def sum_bytes(self) -> int:
         """See ``chunking.chunk_rows``."""
-        return self._weight is not None and self._weight.rounds
+        return 0 if self._weight is None else self._weight.sum_bytes
 
     def add_block(self, grad_logits: torch.Tensor) -> None:
         """Part of a chunk, ``[rows, V]`` in the dtype of the losses, before it is rounded."""
@@ -93,16 +93,18 @@ class WeightGradient:
     """
 
     def __init__(self, weight: torch.Tensor, job: Job, into: torch.Tensor | None = None) -> None:
-        self._weight, self._loss_itemsize = weight, job.loss_dtype.itemsize
+        self._weight = weight
         self._sum_dtype = weight.dtype if job.accum == "param" else torch.promote_types(weight.dtype, job.loss_dtype)
         # main_grad is wider than the parameter: rounding to the parameter's dtype on the way would be for nothing.
         self._keep_dtype = job.accum == "main_grad"
         self._sum = into
 
     @property
-    def rounds(self) -> bool:
-        """Whether the gradient that is returned is narrower than the losses."""
-        return not self._keep_dtype and self._weight.dtype.itemsize < self._loss_itemsize
+    def sum_bytes(self) -> int:
+        """Of a sum over several chunks that is not what is kept in the end."""
+        if self._keep_dtype or self._sum_dtype == self._weight.dtype:
+            return 0
+        return self._weight.numel() * self._sum_dtype.itemsize
 
     def add(self, grad_logits: torch.Tensor, hidden: torch.Tensor, *, only: bool) -> None:
         """One chunk, ``[rows, R]`` and ``[rows, H]`` in one dtype; ``only`` if there is no other."""

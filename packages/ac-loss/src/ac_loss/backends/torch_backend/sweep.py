@@ -51,8 +51,10 @@ def _sweep(
     losses = hidden.new_empty(count, dtype=wide)
     # Ranks that share the vocabulary talk once a block: all have the same chunks, each one block.
     shard = job.vocabulary
-    widest = vocab if shard is None else shard.widest
-    size = chunk_rows(count, widest, narrow.itemsize, rounds=sums is not None and sums.rounds)
+    if shard is None:
+        size = chunk_rows(count, vocab, narrow.itemsize, sum_bytes=0 if sums is None else sums.sum_bytes)
+    else:  # by nothing that a rank may have alone, a frozen weight for one
+        size = chunk_rows(count, shard.widest, narrow.itemsize)
     height = min(size, count)
     if shard is None:
         height = min(height, block_rows(hidden.device.type, vocab * wide.itemsize))
