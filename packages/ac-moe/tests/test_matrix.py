@@ -30,7 +30,6 @@ from ac_moe_model import (
     storage_bytes,
 )
 from ac_moe_ranks import Ranks
-from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import ac_moe
