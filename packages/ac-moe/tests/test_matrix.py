@@ -39,9 +39,9 @@ FORMS = ("add", "mul")
 LAYERS = 2
 LOCAL_EXPERTS = 2
 
-# Forwards and backwards of microbatches, as pipeline schedules order them: each with as many as its order needs to show,
-# because the time of these tests is that of collectives. Interleaved: the model is cut into two stages of one rank (f21
-# is the forward of microbatch 2 in stage 1).
+# Forwards and backwards of microbatches, as pipeline schedules order them: of as many as an order needs to show, because
+# the time of these tests is that of collectives. Interleaved: the model is cut into two stages of one rank (f21 is the
+# forward of microbatch 2 in stage 1).
 SCHEDULES = {
     "sequential": "f0 b0 f1 b1",
     "1F1B": "f0 f1 b0 f2 b1 b2",
