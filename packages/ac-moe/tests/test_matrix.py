@@ -39,7 +39,7 @@ FORMS = ("add", "mul")
 LAYERS = 2
 LOCAL_EXPERTS = 2
 
-# Forwards and backwards of microbatches, as pipeline schedules order them: of as many as an order needs to show, because
+# Forwards and backwards of microbatches, as pipeline schedules order them: as many as an order needs to show, because
 # the time of these tests is that of collectives. Interleaved: the model is cut into two stages of one rank (f21 is the
 # forward of microbatch 2 in stage 1).
 SCHEDULES = {
