@@ -40,6 +40,10 @@ _CUDA = {
 }
 
 
+# For Megatron's small functions: captured as ever, but not built by a C++ compiler, which takes half a minute.
+_compiled_without_code = functools.partial(torch.compile, backend="eager")
+
+
 def _to_host(tensor: object, as_numpy: bool = False, record_stream: bool = False) -> object:
     """Megatron leaves a tensor that is no CUDA tensor as it is, where gloo wants numbers."""
     return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
@@ -52,9 +56,10 @@ def megatron_on_cpu() -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(ac_moe.reference.install())  # for the import below, the first of these modules
-        from megatron.core import parallel_state, tensor_parallel
-        from megatron.core.tensor_parallel import random as megatron_random
-        from megatron.core.transformer.moe import moe_utils, token_dispatcher
+        with mock.patch.object(torch, "compile", _compiled_without_code):
+            from megatron.core import parallel_state, tensor_parallel
+            from megatron.core.tensor_parallel import random as megatron_random
+            from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
         for name, stand_in in _CUDA.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, new=stand_in))

@@ -85,7 +85,7 @@ def stats_at_rest() -> ac_moe.Stats:
         stats = ac_moe.stats()
         if not (stats.live_entries or stats.live_pinned) or time.monotonic() > deadline:
             return stats
-        time.sleep(0.01)
+        time.sleep(0.001)
 
 
 def build(
@@ -199,8 +199,17 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def live_tensors() -> list[torch.Tensor]:
-    time.sleep(0.2)  # gloo's threads let go of a collective's tensors a moment after it is done
-    return [o for o in gc.get_objects() if type(o) in (torch.Tensor, nn.Parameter)]
+    """Of this job, once their number stays: gloo's threads let go of a collective's a moment after it is done."""
+
+    def living() -> list[torch.Tensor]:
+        return [o for o in gc.get_objects() if type(o) in (torch.Tensor, nn.Parameter)]
+
+    number, seen = -1, 0
+    while seen < 10:
+        time.sleep(0.005)
+        now = len(living())
+        number, seen = now, seen + 1 if now == number else 0
+    return living()
 
 
 def storage_bytes() -> int:

@@ -151,6 +151,7 @@ def serve(address: str, store: str, rank: int, size: int) -> None:
             # Nodes of an earlier job's backward that failed stay in the thread's queue until another one runs.
             torch.zeros((), requires_grad=True).backward()
             gc.collect()
+            gc.freeze()  # what is left are modules, 300 000 objects: later collections pass them by
             answer = (True, getattr(modules[file], name)(rank, **arguments))
             answer = pickle.dumps(answer)
         except BaseException:

@@ -27,6 +27,7 @@ from ac_moe_model import (
     EXPERTS,
     HIDDEN,
     TOKENS,
+    Forward,
     GroupedLayer,
     batches,
     build,
@@ -151,16 +152,24 @@ CASES = {
 }
 
 
-def exact(rank: int, kind: str, mode: str, name: str) -> list[str]:
+def of_case(name: str, forward: Forward) -> dict[str, torch.Tensor]:
+    """Gradients. The layouts are one for each forward of a layer, and none is made in a recompute."""
     case = CASES[name]
     model = build_hybridep(LAYERS, case.form, case.dtype, grouped=True, pad_multiple=case.pad_multiple)
-    inputs = batches(4, case.dtype, case.tokens)
     JitteredBuffer.restart()
-    actual = gradients(model, inputs, checkpointed_as(kind, mode), SCHEDULES[case.schedule])
-    layouts = JitteredBuffer.layouts
-    JitteredBuffer.restart()
-    expected = gradients(model, inputs, plain, SCHEDULES[case.schedule])
-    assert layouts == JitteredBuffer.layouts == 4 * LAYERS  # none of them in a recompute
+    result = gradients(model, batches(4, case.dtype, case.tokens), forward, SCHEDULES[case.schedule])
+    assert JitteredBuffer.layouts == 4 * LAYERS
+    return result
+
+
+@functools.cache  # the same for all kinds and modes, whose jobs run in one process
+def of_case_without_checkpointing(name: str) -> dict[str, torch.Tensor]:
+    return of_case(name, plain)
+
+
+def exact(rank: int, kind: str, mode: str, name: str) -> list[str]:
+    expected = of_case_without_checkpointing(name)
+    actual = of_case(name, checkpointed_as(kind, mode))
     stats = stats_at_rest()
     assert stats.live_entries == stats.live_pinned == 0
     return differences(actual, expected)
