@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ac_recipes.cli.show import check_folder, flops, print_table, progress, recipe_argument, size
+from ac_recipes.cli.show import check_folder, flops, progress, recipe_argument, size
 from ac_recipes.errors import RunError, UsageError
 from ac_recipes.load import load_recipe
 from ac_recipes.reader import Override
 from ac_recipes.shipped import find_recipe
+from ac_recipes.tables import print_table
 
 if TYPE_CHECKING:
     from ac_recipes.analysis.comparing import ComparedRecipe

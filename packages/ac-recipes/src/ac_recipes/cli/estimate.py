@@ -11,13 +11,13 @@ from ac_recipes.cli.show import (
     draw,
     flops,
     picture_argument,
-    print_table,
     progress,
     recipe_argument,
 )
 from ac_recipes.load import load_recipe
 from ac_recipes.reader import Override
 from ac_recipes.recipe import Recipe
+from ac_recipes.tables import print_table
 
 if TYPE_CHECKING:
     from ac_core import Estimate

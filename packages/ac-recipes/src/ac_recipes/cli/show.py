@@ -1,38 +1,14 @@
-"""Tables, sizes and progress of the commands that look at a recipe."""
+"""Sizes, progress and pictures of the commands that look at a recipe."""
 
-import io
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ac_recipes.errors import RunError, UsageError
-
-_WIDTH = 160
-"""Columns of a table that is piped: wide enough to keep a row on one line."""
-
-
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
-    """A table on standard output; without colour and ruled by spaces alone when it is piped.
-
-    numbers: the columns that are set flush right.
-    """
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold", justify="right" if column in numbers else "left")
-    for row in rows:
-        table.add_row(*map(str, row))
-    if sys.stdout.isatty():
-        Console(highlight=False, markup=False).print(table)
-        return
-    text = io.StringIO()
-    Console(highlight=False, markup=False, file=text, width=_WIDTH).print(table)
-    print("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
+from ac_recipes.tables import is_lively
 
 
 def size(count: float) -> str:
@@ -68,7 +44,7 @@ def progress(what: str, total: int | None = None) -> Iterator[Any]:
 
     Yields a function that is told of what begins next.
     """
-    if not sys.stderr.isatty():
+    if not is_lively(sys.stderr):
         yield lambda step: print(f"{what}: {step}", file=sys.stderr, flush=True)
         return
     from rich.console import Console

@@ -4,9 +4,10 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from ac_recipes.cli.show import flops, print_table, progress, recipe_argument, size
+from ac_recipes.cli.show import flops, progress, recipe_argument, size
 from ac_recipes.load import load_recipe
 from ac_recipes.reader import Override
+from ac_recipes.tables import print_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

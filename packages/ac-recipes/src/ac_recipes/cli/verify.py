@@ -5,9 +5,10 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ac_recipes.cli.show import flops, print_table, progress, recipe_argument, size
+from ac_recipes.cli.show import flops, progress, recipe_argument, size
 from ac_recipes.load import load_recipe
 from ac_recipes.reader import Override
+from ac_recipes.tables import print_table
 
 if TYPE_CHECKING:
     from ac_recipes.analysis.verifying import VerifiedRecipe
