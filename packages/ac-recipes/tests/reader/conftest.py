@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
-from ac_recipes.reader import RecipeError, read_recipe, split_overrides
+from ac_recipes.reader import RecipeError, fields_of, read_recipe, split_overrides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ def read():
     """`read(text, *argv)`: the recipe of a text and a command line."""
 
     def read(text, *argv, schema=Recipe):
-        rest, overrides = split_overrides(argv)
+        rest, overrides = split_overrides(argv, fields_of(schema))
         assert rest == []
         return read_recipe(schema, "r.yaml", overrides, text=textwrap.dedent(text), targets=TARGETS)
 

@@ -65,7 +65,7 @@ def read_recipe(
     if root is None:
         log.raise_mistakes()
     for override, value in values:
-        root = put(root, override, value, log)
+        root = put(root, override, value, schema, log)
     root = translate(rewrite(root, log) if rewrite else root, targets or {}, (), log)
     recipe = Structurer(schema, log).read_recipe(root)
     for check in checks if not log.mistakes else ():
