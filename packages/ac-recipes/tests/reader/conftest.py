@@ -75,12 +75,6 @@ class Recipe:
     extra: Any = None
 
 
-TARGETS = {
-    "torch.optim.AdamW": {"name": "adamw"},
-    "automodel.distributed.DDP": {"strategy": "ddp", "activation_checkpointing": None},
-}
-
-
 @pytest.fixture(scope="session")
 def schema():
     """The dataclasses above."""
@@ -96,7 +90,7 @@ def read():
     def read(text, *argv, schema=Recipe):
         rest, overrides = split_overrides(argv, fields_of(schema))
         assert rest == []
-        return read_recipe(schema, "r.yaml", overrides, text=textwrap.dedent(text), targets=TARGETS)
+        return read_recipe(schema, "r.yaml", overrides, text=textwrap.dedent(text))
 
     return read
 

@@ -5,7 +5,7 @@
     print(dump(recipe))                                       # reads back to an equal recipe
 
 The way of a recipe, one module a step: `source` (bytes to text) -> `compose` (text to a tree of `nodes` that know their
-line and column) -> `merge` (overrides set into the tree) -> `targets` (known `_target_` names become fields) ->
+line and column) -> `merge` (overrides set into the tree) -> `targets` (a `_target_` that is left is refused) ->
 `structure` (tree to dataclasses, led by `schema`). `plain` goes the other way.
 
 A recipe is data. Nothing here imports a module, resolves a YAML tag or calls anything but the schema's dataclasses.

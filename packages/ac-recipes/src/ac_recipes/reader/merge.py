@@ -38,7 +38,7 @@ def value_node(override: Override, log: MistakeLog) -> Node:
 
 
 def put(root: MapNode, override: Override, value: Node, schema: type, log: MistakeLog) -> MapNode:
-    """`root`, a recipe of `schema`, with `value` at the path of `override`. Sections that are absent or null are made."""
+    """`root`, read by `schema`, with `value` at the path of `override`. Sections that are absent, or null, are made."""
     path = override.parts[:MAX_DEPTH]
     there = root.entries.get(path[0])
     if len(path) == 1 and isinstance(value, MapNode) and there is not None and isinstance(there.node, MapNode):
@@ -54,8 +54,10 @@ def _merged(section: MapNode, value: MapNode, field: Field | None) -> MapNode:
     others = {name for kind in kinds for name in fields_of(kind)} - (fields_of(named).keys() if named else set())
     kept = {key: entry for key, entry in section.entries.items() if named is None or key not in others}
     # A key that the file has keeps its place there, as in `_put`.
-    set_here = {key: Entry(kept[key].key_place if key in kept else new.key_place, new.node)
-                for key, new in value.entries.items()}
+    set_here = {
+        key: Entry(kept[key].key_place if key in kept else new.key_place, new.node)
+        for key, new in value.entries.items()
+    }
     return MapNode(value.place, kept | set_here, section.incomplete or value.incomplete)
 
 
