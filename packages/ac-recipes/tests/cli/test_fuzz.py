@@ -114,8 +114,10 @@ def is_checked(path, overrides, capsys):
     assert err == ""
     lines = out.splitlines()
     if code == 0:
-        (line,) = lines
+        line, *left_out = lines
         assert line.startswith(f"{path}: no mistake found")
+        placed = re.compile(rf"  ({re.escape(str(path))}|command line):[1-9]\d*:[1-9]\d*: .")
+        assert [line for line in left_out[1:] if not placed.match(line)] == []
         return True
     assert code == 2
     assert lines

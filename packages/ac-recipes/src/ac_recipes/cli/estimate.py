@@ -13,8 +13,8 @@ from ac_recipes.cli.show import (
     picture_argument,
     progress,
     recipe_argument,
+    recipe_to_look_at,
 )
-from ac_recipes.load import load_recipe
 from ac_recipes.reader import Override
 from ac_recipes.recipe import Recipe
 from ac_recipes.tables import print_table
@@ -63,7 +63,7 @@ def device_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: list[str]) -> int:
     """Estimate every policy."""
     check_picture(options.picture)
-    recipe = load_recipe(options.recipe, overrides)
+    recipe = recipe_to_look_at(options.recipe, overrides)
     own = str(recipe.distributed.checkpointing.policy)
     with progress("estimate", total=3) as say:
         say("loading torch")

@@ -1,13 +1,18 @@
 """Sizes, progress and pictures of the commands that look at a recipe."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from ac_recipes.automodel import Translator, left_out_text
 from ac_recipes.errors import RunError, UsageError
+from ac_recipes.load import load_translated
+from ac_recipes.parallel.config import compile_config
+from ac_recipes.reader import Override
+from ac_recipes.recipe import Recipe
 from ac_recipes.tables import is_lively
 
 
@@ -64,6 +69,26 @@ def progress(what: str, total: int | None = None) -> Iterator[Any]:
             begun = True
 
         yield step
+
+
+def recipe_to_look_at(name: str, overrides: Sequence[Override]) -> Recipe:
+    """The recipe; what of one of NeMo AutoModel is left out is told on standard error. Raises as `load_recipe`."""
+    recipe, translator = load_translated(name, overrides)
+    tell_left_out(translator, sys.stderr)
+    return recipe
+
+
+def tell_left_out(translator: Translator, stream: TextIO) -> None:
+    """Print what a translated recipe said and is not done, or not quite the same."""
+    if text := left_out_text(translator):
+        print(text, file=stream, flush=True)
+
+
+def uncompiled_note(recipe: Recipe, why: str) -> str:
+    """What to say of a recipe that compiles its blocks, by a command that does not; empty for any other recipe."""
+    if compile_config(recipe.compile) is None:
+        return ""
+    return f"compile: the recipe compiles its blocks, and this command does not: {why}"
 
 
 def recipe_argument(parser: Any) -> None:
