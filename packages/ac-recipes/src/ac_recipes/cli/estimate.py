@@ -14,6 +14,7 @@ from ac_recipes.cli.show import (
     progress,
     recipe_argument,
     recipe_to_look_at,
+    uncompiled_note,
 )
 from ac_recipes.reader import Override
 from ac_recipes.recipe import Recipe
@@ -73,6 +74,8 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
         budget = None if options.budget is None else parse_budget_argument(options.budget)
         found = estimate_policies(recipe, budget=budget, device=options.device, kernels=options.kernels, say=say)
     said = stated_assumptions(recipe, found)
+    if note := uncompiled_note(recipe, "a compiler chooses anew what blocks keep"):
+        said.append(note)
     if options.picture:
         draw(found[own].save_timeline, options.picture)
     if options.json:

@@ -14,6 +14,7 @@ from ac_recipes.cli.show import (
     progress,
     recipe_argument,
     recipe_to_look_at,
+    uncompiled_note,
 )
 from ac_recipes.errors import UsageError
 from ac_recipes.reader import Override
@@ -51,7 +52,7 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
 
         asked = own if options.budget is None else budget_policy(own, parse_budget_argument(options.budget))
         plan = make_plan(recipe, asked, device=options.device, kernels=options.kernels)
-    notes = []
+    notes = [note] if (note := uncompiled_note(recipe, "a compiler chooses anew what blocks keep")) else []
     if options.write:
         from ac_recipes.analysis.writing import write_planned
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _KINDS = ("loss", "gradients", "buffers", "rng")
 _SHOWN = 20
 """Differences that are listed."""
-_NOT_COMPILED = "a compiler may round otherwise with checkpointing than without; compare shows by how much the loss differs"
+_NOT_COMPILED = "a compiler may round otherwise with checkpointing than without; compare compiles every side"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
