@@ -84,13 +84,13 @@ def test_another_kind_leaves_behind_what_it_does_not_have(read, schema, mistakes
 
 
 def test_mistakes_in_a_mapping_for_a_section_are_placed_at_the_flag(mistakes):
-    argv = ["--optimizer", "{lrr: 1, betas: [1]}", "--layers=5", "--distributed", "{strategy: fsdp}", "--seed={a: 1}"]
+    argv = ["--optimizer", "{lrr: 1, betas: [1]}", "--layers=5", "--distributed", "{strategy: dpd}", "--seed={a: 1}"]
     assert mistakes(TEXT + "  lr: 1\n", *argv) == [
         "command line:1:1: optimizer.lrr: unknown field; did you mean 'lr'?",
         "command line:1:1: optimizer.betas: expected 2 items, got 1",
         "command line:1:34: layers: expected a list, got the number 5",
-        "command line:1:45: distributed.strategy: expected one of 'fsdp2', 'ddp'; got 'fsdp'; did you mean 'fsdp2'?",
-        "command line:1:76: seed: expected an integer, got a mapping",
+        "command line:1:45: distributed.strategy: expected one of 'fsdp2', 'ddp'; got 'dpd'; did you mean 'ddp'?",
+        "command line:1:75: seed: expected an integer, got a mapping",
     ]
     assert mistakes("model: a\nlayers: []", "--optimizer={lr: 1", "--model={_target_: os.getpid}")[0].startswith(
         "command line:1:1: optimizer: not valid YAML: "

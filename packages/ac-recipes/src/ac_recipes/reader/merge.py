@@ -12,7 +12,7 @@ from ac_recipes.reader.mistakes import KeyPath, MistakeLog, Place
 from ac_recipes.reader.nodes import Entry, MapNode, Node, RefusedNode, ScalarNode
 from ac_recipes.reader.overrides import Override
 from ac_recipes.reader.scalars import Kind, kind_of, quoted
-from ac_recipes.reader.schema import Field, fields_of, shape_of
+from ac_recipes.reader.schema import Field, fields_of, shape_of, tag_of
 from ac_recipes.reader.source import check_text
 from ac_recipes.reader.variants import named_by_tag
 from ac_recipes.reader.wording import got
@@ -47,12 +47,13 @@ def put(root: MapNode, override: Override, value: Node, schema: type, log: Mista
 
 
 def _merged(section: MapNode, value: MapNode, field: Field | None) -> MapNode:
-    """`section` with the fields that `value` names. If that is also the kind of a tagged union, what belongs to other
-    kinds alone is left out: it has no meaning any more."""
-    kinds = shape_of(field.annotation).classes if field else ()
-    named = named_by_tag(kinds, value)
-    others = {name for kind in kinds for name in fields_of(kind)} - (fields_of(named).keys() if named else set())
-    kept = {key: entry for key, entry in section.entries.items() if named is None or key not in others}
+    """`section` with the fields that `value` names. If one of them is the kind of a tagged union, what belongs to other
+    kinds alone goes: it has no meaning any more."""
+    kinds, kept = shape_of(field.annotation).classes if field else (), dict(section.entries)
+    if tag_of(kinds) in value.entries:
+        named = named_by_tag(kinds, value)
+        own = fields_of(named).keys() if named else ()
+        kept = {key: kept[key] for key in kept if key in own or not any(key in fields_of(kind) for kind in kinds)}
     # A key that the file has keeps its place there, as in `_put`.
     set_here = {
         key: Entry(kept[key].key_place if key in kept else new.key_place, new.node)
