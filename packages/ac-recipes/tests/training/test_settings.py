@@ -96,7 +96,7 @@ def test_every_section_is_there(asked, rows):
     shown |= {name: row for name, *row in table if name in ("lora", "tensorboard", "wandb")}
     assert ROWS.keys() == {field.name for field in fields(Recipe)}, "a section without a row"
     assert {name for names in ROWS.values() for name in names} - shown.keys() == set()
-    assert shown["lora"] == [*["dim 2, alpha 32, dropout 0"] * 2, "1 layers (q_proj); nothing else is trained"]
+    assert shown["lora"] == [*["dim 2, alpha 32"] * 2, "1 layers (q_proj), dropout 0; no more is trained"]
     assert shown["wandb"] == ["offline", "offline", "mine"]
 
 

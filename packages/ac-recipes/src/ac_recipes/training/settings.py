@@ -96,10 +96,10 @@ def _model(recipe: Recipe, parallel: Parallel) -> list[Row]:
         ("attention", asked.attn_implementation, model.config._attn_implementation, ""),
     ]
     if lora is not None:
-        said = f"dim {lora.dim}, alpha {lora.alpha}, dropout {lora.dropout:g}"
+        said = f"dim {lora.dim}, alpha {lora.alpha}"
         layers = sum("lora_A" in name for name, _ in model.named_parameters())
         modules = lora.target_modules if isinstance(lora.target_modules, str) else ", ".join(lora.target_modules)
-        rows.append(("lora", said, said, f"{layers} layers ({modules}); nothing else is trained"))
+        rows.append(("lora", said, said, f"{layers} layers ({modules}), dropout {lora.dropout:g}; no more is trained"))
     return rows
 
 
