@@ -13,10 +13,12 @@ from importlib.metadata import entry_points
 import pytest
 
 from ac_recipes.recipe import ModelConfig, Recipe
+from ac_recipes.section import Section
 
 REGISTERED = sorted(entry_points(group="ac.config"), key=lambda entry: entry.name)
 PLAIN = (bool, int, float, str, type(None))
-NEEDED = {"model": None, "config": {"model_type": "llama"}, "path_or_dataset_id": "records.jsonl"}
+LLAMA = {"model_type": "llama"}
+NEEDED = {"model": ModelConfig(config=LLAMA), "config": LLAMA, "path_or_dataset_id": "records.jsonl"}
 """What a recipe has to say, for there is no default that could be right."""
 
 
@@ -48,6 +50,16 @@ def test_it_is_a_frozen_keyword_only_dataclass(config):
     assert dataclasses.is_dataclass(config)
     assert config.__dataclass_params__.frozen
     assert all(field.kw_only for field in dataclasses.fields(config))
+
+
+def test_what_a_recipe_has_of_its_own_is_a_section(config, monkeypatch):
+    """One base refuses what no field of a section allows; a section that does not ask it would check less."""
+    is_ours = config.__module__.startswith("ac_recipes.")
+    assert issubclass(config, Section) == is_ours
+    asked = []
+    monkeypatch.setattr(Section, "__post_init__", lambda section: asked.append(type(section)))
+    config(**needed_by(config))
+    assert (config in asked) == is_ours
 
 
 def test_it_has_defaults(config):

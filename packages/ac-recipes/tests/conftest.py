@@ -55,10 +55,10 @@ def tiny_file(tmp_path: Path, text_file: Path) -> Path:
 @pytest.fixture
 def tiny(tiny_file: Path) -> Callable[..., Recipe]:
     """The tiny recipe; `tiny("section.field=value", ...)` with overrides."""
-    from ac_recipes.reader import split_overrides
+    from ac_recipes.reader import fields_of, split_overrides
 
     def build(*settings: Any) -> Recipe:
-        _, overrides = split_overrides([f"--{setting}" for setting in settings])
+        _, overrides = split_overrides([f"--{setting}" for setting in settings], fields_of(Recipe))
         return read_recipe(Recipe, tiny_file, overrides)
 
     return build
@@ -84,10 +84,10 @@ def small_arguments() -> list[str]:
 def small() -> Callable[..., Recipe]:
     """The default recipe with small sizes; `small("section.field=value", ...)` with overrides."""
     from ac_recipes.load import load_recipe
-    from ac_recipes.reader import split_overrides
+    from ac_recipes.reader import fields_of, split_overrides
 
     def build(*settings: str) -> Recipe:
-        _, overrides = split_overrides([*SMALL, *(f"--{setting}" for setting in settings)])
+        _, overrides = split_overrides([*SMALL, *(f"--{setting}" for setting in settings)], fields_of(Recipe))
         return load_recipe("default", overrides)
 
     return build

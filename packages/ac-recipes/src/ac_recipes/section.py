@@ -1,6 +1,7 @@
 """What every section of a recipe shares. Loads without torch."""
 
-from typing import Literal, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 class Section:
@@ -8,9 +9,18 @@ class Section:
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
-            value, choices = getattr(self, name), get_args(kind)
-            if get_origin(kind) is Literal and value not in choices:
+            value, choices = getattr(self, name), _choices(kind)
+            if choices and value not in choices:
                 raise ValueError(f"{name}: {value!r} is not one of {', '.join(map(repr, choices))}")
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    """The values of a `Literal`, or of one that may be `None` as well; nothing for any other type."""
+    parts = get_args(kind) if NoneType in get_args(kind) else (kind,)
+    named = [part for part in parts if part is not NoneType]
+    if len(named) != 1 or get_origin(named[0]) is not Literal:
+        return ()
+    return get_args(named[0]) + (None,) * (len(parts) - 1)
 
 
 def at_least(least: int, config: object, name: str) -> None:

@@ -1,13 +1,18 @@
 """A plan for a recipe, applied, takes what it says."""
 
-import pytest
+from contextlib import contextmanager
 
+import pytest
+import torch
+
+import ac_core
 from ac_core import apply_activation_checkpointing
 from ac_recipes.analysis.planning import make_plan, planned_recipe, recipe_to_train
 from ac_recipes.analysis.policies import budget_policy
 from ac_recipes.analysis.steps import RepeatableStep
 from ac_recipes.analysis.subject import real_subject, step_settings
 from ac_recipes.errors import RunError, UsageError
+from ac_recipes.training.ranks import Ranks
 from ac_recipes.training.run_folder import RunFolder
 from ac_recipes.training.trainer import train
 
@@ -48,7 +53,25 @@ def test_a_recipe_with_a_budget_trains_under_the_plan_for_it(tiny):
 
 def test_a_recipe_that_needs_no_plan_is_trained_as_it_is(small, small_plan):
     for recipe in (small(), planned_recipe(small(), small_plan)):
-        assert recipe_to_train(recipe, 2, "cpu") is recipe
+        assert recipe_to_train(recipe, Ranks(0, 2, torch.device("cpu"))) is recipe
+
+
+def test_before_a_run_the_smallest_card_of_its_ranks_decides(small, small_plan, monkeypatch):
+    free, current = [30, 20, 10], []
+
+    @contextmanager
+    def device(card):
+        current.append(card)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda card: (free[card], 40))
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(ac_core, "plan", lambda **_: small_plan)
+    for ranks in (1, 2, 4):  # of four, three are on this machine
+        recipe = small(f"distributed.dp_size={ranks}")
+        make_plan(recipe, budget_policy(recipe.distributed.checkpointing, "device"))
+    assert current == [1, 2]
 
 
 def test_sizes_that_do_not_fit_are_refused(small):

@@ -1,14 +1,15 @@
 """What users of other tools got wrong in recipes, and what those tools did not tell them."""
 
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import get_args, get_type_hints
 
 import pytest
 
 from ac_recipes.cli import main
 from ac_recipes.load import load_recipe
-from ac_recipes.reader import read_recipe, split_overrides, to_plain
+from ac_recipes.reader import fields_of, read_recipe, split_overrides, to_plain
 from ac_recipes.recipe import Recipe
+from ac_recipes.trackers.config import TensorBoardConfig
 
 CHECKPOINTING = "distributed.activation_checkpointing"
 
@@ -94,6 +95,24 @@ def test_a_nested_mapping_is_an_option_like_any_other():
     assert whole == parts
     assert whole.checkpointing.save == ("attention", "mlp.up_proj")
     assert whole.checkpointing.layers == {"language": "0-2"}
+
+
+def test_a_section_is_an_option_like_any_field():
+    _, overrides = split_overrides(
+        [
+            "--dataset={kind: records, path_or_dataset_id: rajpurkar/squad}",
+            *("--optimizer", "{lr: 1e-3}", "--compile", "true", "--tensorboard", "{}"),
+            "--step_scheduler={max_steps: 9, val_every_steps: null}",
+        ],
+        fields_of(Recipe),
+    )
+    before, recipe = load_recipe("default", quick=True), load_recipe("default", overrides, quick=True)
+    assert (recipe.dataset.kind, recipe.dataset.path_or_dataset_id) == ("records", "rajpurkar/squad")
+    assert recipe.dataset.sequence_length == before.dataset.sequence_length == 256
+    assert recipe.optimizer.lr == 1e-3
+    assert recipe.step_scheduler == replace(before.step_scheduler, max_steps=9, val_every_steps=None)
+    assert (recipe.compile, recipe.tensorboard) == (True, TensorBoardConfig())
+    assert recipe.distributed == before.distributed
 
 
 @pytest.mark.parametrize("budget", ["-0.1", "nan", ".nan", "inf", "0", "1.5", "'nan'", "20", "24gib", "true", "[1]"])

@@ -26,7 +26,8 @@ def test_one_row_a_policy_what_was_assumed_and_a_picture_of_the_recipes_own(run,
 
 
 def test_as_json(run, tiny_file):
-    code, out, _ = run("estimate", str(tiny_file), "--json", "--kernels", "fused", "--distributed.dp_size=2")
+    arguments = ["--json", "--kernels", "fused", "--distributed.dp_size=2", "--compile=true"]
+    code, out, _ = run("estimate", str(tiny_file), *arguments)
     assert code == 0
     result = json.loads(out)
     assert set(result) == {"assumptions", "policies", "dominant"}
@@ -40,6 +41,7 @@ def test_as_json(run, tiny_file):
     assert none["recompute_flops"] == 0 < full["recompute_flops"]
     assert any("fused kernels" in said for said in result["assumptions"])
     assert any("FSDP2" in said for said in result["assumptions"])
+    assert any(said.startswith("compile: the recipe compiles its blocks") for said in result["assumptions"])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from ac_recipes.cli import check, main
-from ac_recipes.reader import RecipeError, split_overrides
+from ac_recipes.reader import RecipeError, fields_of, split_overrides
+from ac_recipes.recipe import Recipe
 from ac_recipes.shipped import SHIPPED
 
 CASES = 2000
@@ -113,8 +114,10 @@ def is_checked(path, overrides, capsys):
     assert err == ""
     lines = out.splitlines()
     if code == 0:
-        (line,) = lines
+        line, *left_out = lines
         assert line.startswith(f"{path}: no mistake found")
+        placed = re.compile(rf"  ({re.escape(str(path))}|command line):[1-9]\d*:[1-9]\d*: .")
+        assert [line for line in left_out[1:] if not placed.match(line)] == []
         return True
     assert code == 2
     assert lines
@@ -146,13 +149,13 @@ def test_mutated_recipes(tmp_path, capsys, monkeypatch, no_hang):
 def test_mutated_command_lines(tmp_path, capsys, no_hang):
     path = tmp_path / "recipe.yaml"
     rng = random.Random(1)
-    fields = ["distributed.activation_checkpointing", "model.config", "loss_fn", "optimizer._target_", "x.y", "seed.x"]
+    fields = ["distributed.activation_checkpointing", "model.config", "loss_fn", "optimizer._target_", "x.y", "dataset"]
     for case in range(200):
         path.write_text(AUTOMODEL if case % 2 else (SHIPPED / "default.yaml").read_text())
-        values = [*WORDS, *map(str, VALUES), "{a: 1", "[x]", "!!x"]
+        values = [*WORDS, *map(str, VALUES), "{a: 1", "[x]", "!!x", "{kind: records}", "{kind: []}", "{path: &a *a}"]
         argv = [f"--{rng.choice(fields)}={rng.choice(values)}" for _ in range(2)]
         try:
-            _, overrides = split_overrides(argv)
+            _, overrides = split_overrides(argv, fields_of(Recipe))
         except RecipeError:
             continue
         is_checked(path, overrides, capsys)

@@ -27,6 +27,12 @@ def run(capsys, *arguments):
         (["train", "default", "--nproc-per-node", "two"], "invalid int value: 'two'"),
         (["train", "default", "stray"], "unknown argument 'stray'"),
         (["train", "default", "--lr", "1e-4"], "unknown argument '--lr'; did you mean '--optimizer.lr'?"),
+        (["train", "default", "--optimzer", "{lr: 1}"], "unknown argument '--optimzer'; did you mean '--optimizer'?"),
+        (["train", "default", "--optimizer", "{lrr: 1}"], ":1:15: optimizer.lrr: unknown field; did you mean 'lr'?"),
+        (["train", "default", "--optimizer={lr: 1"], "command line:1:15: optimizer: not valid YAML: "),
+        (["train", "default", "--optimizer"], "1:15: optimizer: needs a value: --optimizer VALUE or --optimizer=VALUE"),
+        (["train", "default", "--peft", "lora"], "line:1:15: peft: expected null or a mapping, got 'lora'"),
+        (["doctor", "--run", "{dir: x}"], "doctor takes no recipe, and so no --run"),
         (["train", "default", "--dataset.text", "book.txt"], "got 'book.txt'; write a list: [book.txt]"),
         (["train", "default", "--nproc-per-node", "3"], "4 sequences cannot be shared evenly by 3 ranks"),
         (["train", "default", "--nproc-per-node", "2", "--dataset.text", "[gone.txt]"], "cannot read gone.txt"),
@@ -46,6 +52,15 @@ def test_a_launcher_flag_between_overrides_is_honoured(capsys):
     code, _, err = run(capsys, "train", "--optimizer.lr", "1e-4", "--nproc-per-node", "3", "--rng.seed=1", "default")
     assert code == 2
     assert "by 3 ranks" in err
+
+
+def test_the_flag_of_a_verb_wins_over_a_section_of_its_name(capsys, tiny_file, monkeypatch):
+    seen = []
+    monkeypatch.setattr("ac_recipes.cli.compare.run", lambda options, overrides, _: seen.append((options, overrides)))
+    main(["compare", "--compile", str(tiny_file), "--compile={mode: max-autotune}", "--optimizer", "{lr: 1}"])
+    ((options, overrides),) = seen
+    assert (options.compile, options.recipe) == (True, str(tiny_file))
+    assert [override.path for override in overrides] == ["compile", "optimizer"]
 
 
 @pytest.mark.parametrize("verb", [[], ["train"], ["check"]])

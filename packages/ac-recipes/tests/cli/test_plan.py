@@ -23,6 +23,12 @@ def test_block_by_block(run, small_arguments, planned):
     assert "predicted for 4 x 128 tokens a rank, float32, one process, fused loss, adamw, cpu with plain kernels" in out
 
 
+def test_that_figures_are_those_of_uncompiled_blocks_is_told_where_the_recipe_compiles(run, small_arguments, planned):
+    code, out, _ = run("plan", *small_arguments, "--budget", "0.7", "--device", "cpu", "--compile", "true")
+    assert code == 0
+    assert out.splitlines()[-1].startswith("compile: the recipe compiles its blocks, and this command does not: ")
+
+
 def test_as_json(run, small_arguments, planned):
     code, out, _ = run("plan", *small_arguments, "--budget", "70%", "--device", "cpu", "--json")
     assert code == 0

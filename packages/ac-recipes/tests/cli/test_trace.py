@@ -13,8 +13,10 @@ def test_blocks_that_are_alike_are_one_row(run, tiny_file):
     (row,) = [line.split() for line in lines if "self_attn.q_proj" in line]
     assert row[:7] == ["SAVE", "model.layers.0-1", "(2)", "self_attn.q_proj", "aten::mm", "2", "32x32"]
     assert {line.split()[0] for line in lines[1:] if line} >= {"SAVE", "RECOMPUTE"}
-    code, every, _ = run("trace", str(tiny_file), SELECTIVE, "--all")
+    assert "compile:" not in out
+    code, every, _ = run("trace", str(tiny_file), SELECTIVE, "--all", "--compile={backend: eager}")
     assert code == 0
+    assert "compile: the recipe compiles its blocks, and this command does not: " in every.splitlines()[-1]
     assert sum("self_attn.q_proj" in line for line in every.splitlines()) == 2
 
 
@@ -22,6 +24,7 @@ def test_as_json(run, tiny_file):
     code, out, _ = run("trace", str(tiny_file), "--json")
     assert code == 0
     trace = json.loads(out)
+    assert trace["compiled"] is False
     assert set(trace["decisions"].values()) == {"RECOMPUTE"}
     assert {op["block"] for op in trace["ops"]} == {"model.layers.0", "model.layers.1"}
     product = next(op for op in trace["ops"] if op["layer"] == "self_attn.q_proj")

@@ -11,10 +11,19 @@ from ac_recipes.analysis import verifying
 def test_equal(run, tiny_file):
     code, out, _ = run("verify", str(tiny_file))
     assert code == 0
-    assert out.splitlines()[0] == "activation checkpointing on against off, 2 x 16 tokens, cpu"
+    assert out.splitlines()[0] == "activation checkpointing on against off, 2 x 16 tokens, cpu, not compiled"
+    assert "compile:" not in out
     assert "asked full (scope all) -> applied to 2 of 2 blocks" in out
     assert any(line.split() == ["gradients", "21", "equal,", "bit", "for", "bit"] for line in out.splitlines())
     assert out.splitlines()[-1] == "equal"
+
+
+def test_that_it_does_not_compile_is_told_where_the_recipe_does(run, tiny_file):
+    code, out, _ = run("verify", str(tiny_file), "--compile", "true")
+    assert code == 0
+    assert "compile: the recipe compiles its blocks, and this command does not: a compiler may round otherwise" in out
+    code, out, _ = run("verify", str(tiny_file), "--compile", "true", "--json")
+    assert json.loads(out)["compiled"] is False
 
 
 def test_different_is_told_by_parameter_and_bytes_are_counted(run, tiny_file, monkeypatch):

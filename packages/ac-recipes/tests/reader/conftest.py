@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
-from ac_recipes.reader import RecipeError, read_recipe, split_overrides
+from ac_recipes.reader import RecipeError, fields_of, read_recipe, split_overrides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,12 +75,6 @@ class Recipe:
     extra: Any = None
 
 
-TARGETS = {
-    "torch.optim.AdamW": {"name": "adamw"},
-    "automodel.distributed.DDP": {"strategy": "ddp", "activation_checkpointing": None},
-}
-
-
 @pytest.fixture(scope="session")
 def schema():
     """The dataclasses above."""
@@ -94,9 +88,9 @@ def read():
     """`read(text, *argv)`: the recipe of a text and a command line."""
 
     def read(text, *argv, schema=Recipe):
-        rest, overrides = split_overrides(argv)
+        rest, overrides = split_overrides(argv, fields_of(schema))
         assert rest == []
-        return read_recipe(schema, "r.yaml", overrides, text=textwrap.dedent(text), targets=TARGETS)
+        return read_recipe(schema, "r.yaml", overrides, text=textwrap.dedent(text))
 
     return read
 

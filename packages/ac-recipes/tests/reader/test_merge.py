@@ -53,6 +53,50 @@ def test_an_override_of_one_alias_leaves_the_others(read):
     assert recipe.extra == {"x": {"k": 2}, "y": {"k": 1}}
 
 
+def test_a_mapping_for_a_section_sets_the_fields_that_it_names(read, schema):
+    text = "model: a\noptimizer: {lr: 1, betas: [0.1, 0.2], schedule: {a: 1}}"
+    argv = ["--optimizer", "{lr: 2, schedule: {b: 2}}", "--distributed={dp_size: 4}", "--layers=[{width: 1}]"]
+    recipe = read(text, *argv)
+    assert recipe.optimizer == schema.Optimizer(lr=2, betas=(0.1, 0.2), schedule={"b": 2})
+    assert recipe.distributed == schema.FSDP2(dp_size=4), "a section that the file does not have is made"
+    assert recipe.layers == [schema.Layer(width=1)]
+    assert read(text, "--optimizer={}").optimizer == read(text).optimizer
+    assert read("model: a\nextra: {x: 1}", "--extra", "null").extra is None
+    assert read("model: a", "--model", "b", "--seed=3") == read("model: b\nseed: 3")
+
+
+def test_checkpointing_survives_a_mapping_for_its_section(read):
+    recipe = read(TEXT + "  lr: 1\n", "--distributed={strategy: ddp, find_unused_parameters: true}")
+    assert recipe.distributed.activation_checkpointing == "full"
+
+
+def test_another_kind_leaves_behind_what_it_does_not_have(read, schema, mistakes):
+    text = TEXT + "  lr: 1\n"
+    recipe = read(text, "--distributed={strategy: ddp}")
+    assert recipe.distributed == schema.DDP(activation_checkpointing="full"), "dp_size belongs to fsdp2"
+    assert mistakes(text.replace("dp_size", "dpsize"), "--distributed={strategy: ddp}") == [
+        "r.yaml:5:3: distributed.dpsize: unknown field for strategy 'ddp'"
+    ]
+    assert mistakes(text, "--distributed={find_unused_parameters: true}") == [
+        "command line:1:1: distributed.find_unused_parameters: unknown field for strategy 'fsdp2'; "
+        "'find_unused_parameters' belongs to strategy 'ddp'"
+    ]
+
+
+def test_mistakes_in_a_mapping_for_a_section_are_placed_at_the_flag(mistakes):
+    argv = ["--optimizer", "{lrr: 1, betas: [1]}", "--layers=5", "--distributed", "{strategy: dpd}", "--seed={a: 1}"]
+    assert mistakes(TEXT + "  lr: 1\n", *argv) == [
+        "command line:1:1: optimizer.lrr: unknown field; did you mean 'lr'?",
+        "command line:1:1: optimizer.betas: expected 2 items, got 1",
+        "command line:1:34: layers: expected a list, got the number 5",
+        "command line:1:45: distributed.strategy: expected one of 'fsdp2', 'ddp'; got 'dpd'; did you mean 'ddp'?",
+        "command line:1:75: seed: expected an integer, got a mapping",
+    ]
+    assert mistakes("model: a\nlayers: []", "--optimizer={lr: 1", "--model={_target_: os.getpid}")[0].startswith(
+        "command line:1:1: optimizer: not valid YAML: "
+    )
+
+
 def test_nothing_can_be_set_below_a_value(mistakes):
     text = TEXT + "  lr: 1\n"
     assert mistakes(text, "--distributed.activation_checkpointing.policy", "full", "--seed.x.y", "1") == [

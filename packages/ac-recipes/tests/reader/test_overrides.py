@@ -30,6 +30,30 @@ def test_dotted_flags_are_taken_out(argv, rest, overrides):
     assert split_overrides(argv) == (rest, overrides)
 
 
+@pytest.mark.parametrize(
+    ("argv", "rest", "overrides"),
+    [
+        (["--opt", "{lr: 1}", "r.yaml"], ["r.yaml"], [Override("opt", "{lr: 1}", 1)]),
+        (["r", "--opt={a: 1}", "--opt=null"], ["r"], [Override("opt", "{a: 1}", 3), Override("opt", "null", 16)]),
+        (["--other", "x", "--other=x", "opt"], ["--other", "x", "--other=x", "opt"], []),
+        # a name that the program has as a flag of its own
+        (["--fast", "r.yaml", "--fast=true"], ["--fast", "r.yaml"], [Override("fast", "true", 15)]),
+        (["--", "--opt", "{}"], ["--", "--opt", "{}"], []),
+    ],
+)
+def test_sections_are_taken_out_by_name(argv, rest, overrides):
+    assert split_overrides(argv, sections=("opt", "fast"), flags=("fast", "json")) == (rest, overrides)
+
+
+def test_a_section_without_value_is_told():
+    with pytest.raises(RecipeError) as caught:
+        split_overrides(["r.yaml", "--opt", "--json", "--opt"], sections=("opt",))
+    assert str(caught.value).splitlines() == [
+        "command line:1:8: opt: needs a value: --opt VALUE or --opt=VALUE",
+        "command line:1:21: opt: needs a value: --opt VALUE or --opt=VALUE",
+    ]
+
+
 def test_flags_without_value_are_all_told():
     with pytest.raises(RecipeError) as caught:
         split_overrides(["r.yaml", "--a.b", "--json", "--a..b", "1", "--.a=1", "--c.d"])

@@ -1,17 +1,12 @@
+"""Names of code are mistakes wherever they stand. That known ones can be translated is `tests/automodel`'s."""
+
+from dataclasses import replace
+
 import pytest
 
+from ac_recipes.reader import RecipeError, read_recipe
+
 REFUSED = "a recipe is data and imports nothing; '_target_: {}' is not a known name"
-
-
-def test_a_known_name_becomes_its_fields(read, schema):
-    recipe = read("model: a\ndistributed: {_target_: automodel.distributed.DDP, find_unused_parameters: true}")
-    assert recipe.distributed == schema.DDP(find_unused_parameters=True)
-
-
-def test_what_is_written_beside_it_wins(read):
-    text = "model: a\noptimizer:\n  name: sgd\n  _target_: torch.optim.AdamW\n"
-    assert read(text).optimizer.name == "sgd"
-    assert read("model: a\noptimizer: {_target_: torch.optim.AdamW}", "--optimizer.name", "sgd").optimizer.name == "sgd"
 
 
 @pytest.mark.parametrize(
@@ -29,16 +24,6 @@ def test_any_other_name_is_refused(mistakes, written, shown):
     assert line.partition(": ")[2] == f"optimizer._target_: {REFUSED.format(shown)}"
 
 
-def test_known_names_are_suggested(mistakes):
-    for written, meant in [
-        ("torch.optim.AdamV", "torch.optim.AdamW"),
-        ("nemo.optim.AdamW", "torch.optim.AdamW"),
-    ]:
-        assert mistakes(f"model: a\noptimizer: {{_target_: {written}}}") == [
-            f"r.yaml:2:23: optimizer._target_: {REFUSED.format(written)}; did you mean {meant!r}?"
-        ]
-
-
 def test_the_rest_of_the_mapping_is_checked_but_nothing_is_missing_from_it(mistakes):
     assert mistakes("model: a\nlayers:\n- _target_: Layer\n  nmae: 3\n") == [
         f"r.yaml:3:13: layers[0]._target_: {REFUSED.format('Layer')}",
@@ -53,10 +38,11 @@ def test_names_are_refused_where_any_data_may_stand_and_on_the_command_line(mist
     ]
 
 
-def test_a_mistake_in_what_a_name_stands_for_is_placed_at_the_name(mistakes):
-    assert mistakes("model: a\noptimizer: {_target_: automodel.distributed.DDP}") == [
-        "r.yaml:2:13: optimizer.strategy: unknown field; 'strategy' belongs in 'distributed'; "
-        "did you mean 'distributed.strategy'?",
-        "r.yaml:2:13: optimizer.activation_checkpointing: unknown field; "
-        "'activation_checkpointing' belongs in 'distributed'; did you mean 'distributed.activation_checkpointing'?",
-    ]
+def test_what_a_rewrite_translates_is_not_refused_and_what_it_leaves_is(schema):
+    def rewrite(root, _):
+        return replace(root, entries={key: entry for key, entry in root.entries.items() if key != "other"})
+
+    text = "model: a\nother: {_target_: known.to.it}\n"
+    assert read_recipe(schema.Recipe, "r.yaml", text=text, rewrite=rewrite).model == "a"
+    with pytest.raises(RecipeError, match=r"^r\.yaml:3:19: extra\._target_: .*'_target_: left\.over'"):
+        read_recipe(schema.Recipe, "r.yaml", text=f"{text}extra: {{_target_: left.over}}", rewrite=rewrite)

@@ -209,17 +209,21 @@ def _in_bytes(asked: Budget, without: int) -> int:
 
 
 def _of_device() -> int:
-    """Bytes that this process can have on its CUDA device: what is free, and what it holds already. Over the ranks of
-    a process group the least: all have to make the same plan."""
+    """Bytes that every rank can have on its CUDA device: the least, for all have to make the same plan."""
+    available = _available()
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return available
+    of_ranks = [0] * distributed.get_world_size()
+    distributed.all_gather_object(of_ranks, available)
+    return min(of_ranks)
+
+
+def _available() -> int:
+    """Bytes that this process can have on its CUDA device: what is free, and what it holds already."""
     if not torch.cuda.is_available():
         raise ActivationCheckpointingError(
             "memory_budget: 'device' is what the current CUDA device has, and there is none here; give a size, such as "
             "'80GiB'"
         )
     free, _ = torch.cuda.mem_get_info()
-    available = free + torch.cuda.memory_reserved()
-    if distributed.is_available() and distributed.is_initialized():
-        least = torch.tensor(available, device=torch.cuda.current_device())
-        distributed.all_reduce(least, distributed.ReduceOp.MIN)
-        available = int(least)
-    return available
+    return free + torch.cuda.memory_reserved()

@@ -1,12 +1,17 @@
 """The plan for a recipe's budget."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+
+import torch
 
 import ac_core
 from ac_core import ActivationCheckpointingConfig, ActivationCheckpointingError, Plan
 from ac_recipes.analysis.subject import Device, Kernels, step_settings
 from ac_recipes.errors import RunError, UsageError
 from ac_recipes.recipe import Recipe
+from ac_recipes.training.ranks import Ranks
 
 
 def make_plan(
@@ -26,7 +31,8 @@ def make_plan(
         )
     settings = step_settings(recipe, device=device, kernels=kernels)
     try:
-        return ac_core.plan(budget=config.memory_budget, scope=config.scope, layers=config.layers, **settings)
+        with _smallest_card(recipe) if config.memory_budget == "device" else nullcontext():
+            return ac_core.plan(budget=config.memory_budget, scope=config.scope, layers=config.layers, **settings)
     except ActivationCheckpointingError as error:
         raise RunError(str(error)) from error
 
@@ -50,11 +56,28 @@ def planned_recipe(recipe: Recipe, plan: Plan) -> Recipe:
         raise UsageError(str(error)) from error
 
 
-def recipe_to_train(recipe: Recipe, world_size: int, device: Device) -> Recipe:
-    """A recipe that `world_size` ranks can train: where it has a budget and no plan, with the plan for them. Raises as
-    `make_plan`."""
+@contextmanager
+def _smallest_card(recipe: Recipe) -> Iterator[None]:
+    """Makes the GPU with the least free memory the current one, of those that the ranks of `recipe` will have on this
+    machine: `device` is what every rank has. Ranks that are there already agree among themselves, in ac-core."""
+    cards = range(min(torch.cuda.device_count(), recipe.distributed.dp_size or 1))
+    if len(cards) < 2 or torch.distributed.is_initialized():
+        yield
+        return
+    with torch.cuda.device(min(cards, key=lambda card: torch.cuda.mem_get_info(card)[0])):
+        yield
+
+
+def recipe_to_train(recipe: Recipe, ranks: Ranks) -> Recipe:
+    """A recipe that `ranks` can train: where it has a budget and no plan, with the plan for them.
+
+    Every rank makes it, for the least memory that any of them has, and all take that of rank 0: machines that are not
+    alike might plan differently, and ranks that checkpoint differently wait for one another in vain. Raises as
+    `make_plan`.
+    """
     config = recipe.distributed.checkpointing
     if config.policy != "budget" or config.plan is not None:
         return recipe
-    sized = replace(recipe, distributed=replace(recipe.distributed, dp_size=world_size))
-    return planned_recipe(recipe, make_plan(sized, config, device=device))
+    sized = replace(recipe, distributed=replace(recipe.distributed, dp_size=ranks.world_size))
+    plan = make_plan(sized, config, device=ranks.device.type)
+    return planned_recipe(recipe, ranks.from_first(plan))

@@ -13,6 +13,6 @@ its scope, the loss, the dispatcher and the experts is kept or refused, and neve
 """
 
 from ac_recipes.automodel.translator import Translator
-from ac_recipes.automodel.write import written
+from ac_recipes.automodel.write import left_out_text, written
 
-__all__ = ["Translator", "written"]
+__all__ = ["Translator", "left_out_text", "written"]

@@ -24,6 +24,9 @@ class LeftOut(NamedTuple):
     shown: str
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.place.file}:{self.place.line}:{self.place.column}: {self.path} ({self.shown}): {self.reason}"
+
 
 @dataclass
 class Translation:

@@ -19,7 +19,7 @@ from typing import NoReturn
 from ac_recipes import __version__
 from ac_recipes.errors import RunError, RunInterruptedError, UsageError
 from ac_recipes.rank_process import speaks_for_all, started_by_us, told_as
-from ac_recipes.reader import RecipeError, homes_of, split_overrides
+from ac_recipes.reader import RecipeError, fields_of, homes_of, split_overrides
 from ac_recipes.recipe import Recipe
 
 VERBS = {
@@ -34,7 +34,10 @@ VERBS = {
     "doctor": "say what works on this machine, and the command that mends each gap",
     "schema": "print the JSON Schema of a recipe, for editors",
 }
-_OVERRIDES_HELP = "Fields of the recipe are overridden as --section.field VALUE, for instance --optimizer.lr 1e-4."
+_OVERRIDES_HELP = (
+    "Fields of the recipe are overridden as --section.field VALUE, for instance --optimizer.lr 1e-4; several of a "
+    "section at once as --section '{field: VALUE, ...}'."
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -47,8 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in arguments
     try:
-        rest, overrides = split_overrides(arguments)
-        options = _parse(rest)
+        parser, flags = _parsers()
+        name = next((word for word in arguments if word in VERBS), "")
+        own = [flag.removeprefix("--") for flag in flags.get(name, ())]  # --compile of `compare` is also a section
+        rest, overrides = split_overrides(arguments, fields_of(Recipe).keys(), own)
+        options = _parse(parser, rest, flags)
         verb = _module_of(options.verb)
         if overrides and not getattr(verb, "TAKES_A_RECIPE", True):
             raise UsageError(f"{options.verb} takes no recipe, and so no --{overrides[0].path}")
@@ -73,7 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return interrupted.exit_code
 
 
-def _parse(arguments: list[str]) -> argparse.Namespace:
+def _parsers() -> tuple[_Parser, dict[str, set[str]]]:
+    """The parser of the command line, and the flags of each verb."""
     parser = _Parser(
         prog="ac-recipes",
         description="Train language models with activation checkpointing that can be trusted.",
@@ -82,7 +89,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"ac-recipes {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    known = {"--help", "-h"}
+    flags = {}
     for name, summary in VERBS.items():
         verb = verbs.add_parser(
             name,
@@ -93,9 +100,14 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         )
         _module_of(name).add_arguments(verb)
         verb.add_argument("--json", action="store_true", help="print one JSON object on standard output")
-        known |= set(verb._option_string_actions)
+        flags[name] = set(verb._option_string_actions)
+    return parser, flags
+
+
+def _parse(parser: _Parser, arguments: list[str], flags: dict[str, set[str]]) -> argparse.Namespace:
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
+        known = {"--help", "-h"}.union(*flags.values(), (f"--{section}" for section in fields_of(Recipe)))
         raise UsageError(f"unknown argument '{unknown[0]}'{_hint(unknown[0].partition('=')[0], known)}")
     return options
 

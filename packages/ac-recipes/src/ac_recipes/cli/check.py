@@ -2,9 +2,12 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from ac_recipes.automodel.rules import LeftOut
+from ac_recipes.cli.show import tell_left_out
 from ac_recipes.errors import UsageError
 from ac_recipes.load import load_translated
 from ac_recipes.reader import Mistake, Override, RecipeError
@@ -18,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: list[str]) -> int:
     """Check them all; 2 if one has a mistake."""
     mistakes: list[Mistake] = []
+    left_out: list[LeftOut] = []
     for name in options.recipes:
         try:
             _, translator = load_translated(name, overrides, quick=True)
@@ -34,6 +38,10 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
             if not options.json:
                 note = "; ac-recipes import shows what it becomes" if translator.is_automodel else ""
                 print(f"{name}: no mistake found{note}")
+                tell_left_out(translator, sys.stdout)
+            left_out += translator.left_out
     if options.json:
-        print(json.dumps({"valid": not mistakes, "errors": [asdict(mistake) for mistake in mistakes]}))
+        result = {"valid": not mistakes, "errors": [asdict(mistake) for mistake in mistakes]}
+        told = [{**left.place._asdict(), "path": left.path, "reason": left.reason} for left in left_out]
+        print(json.dumps(result | ({"left_out": told} if told else {})))
     return 2 if mistakes else 0

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ac_recipes.cli.show import check_folder, flops, print_table, progress, recipe_argument, size
+from ac_recipes.cli.show import check_folder, flops, progress, recipe_argument, recipe_to_look_at, size
 from ac_recipes.errors import RunError, UsageError
-from ac_recipes.load import load_recipe
 from ac_recipes.reader import Override
 from ac_recipes.shipped import find_recipe
+from ac_recipes.tables import print_table
 
 if TYPE_CHECKING:
     from ac_recipes.analysis.comparing import ComparedRecipe
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
     """Measure every policy; 1 if a loss differs from that without checkpointing."""
     if options.rounds < 1:
         raise UsageError(f"--rounds: {options.rounds} is below 1")
-    recipe = load_recipe(options.recipe, overrides)
+    recipe = recipe_to_look_at(options.recipe, overrides)
     name = find_recipe(options.recipe).stem
     path = Path(options.report or f"compare-{name}.html")
     check_folder("--report", str(path))

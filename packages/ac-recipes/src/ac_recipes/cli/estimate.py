@@ -11,13 +11,14 @@ from ac_recipes.cli.show import (
     draw,
     flops,
     picture_argument,
-    print_table,
     progress,
     recipe_argument,
+    recipe_to_look_at,
+    uncompiled_note,
 )
-from ac_recipes.load import load_recipe
 from ac_recipes.reader import Override
 from ac_recipes.recipe import Recipe
+from ac_recipes.tables import print_table
 
 if TYPE_CHECKING:
     from ac_core import Estimate
@@ -63,7 +64,7 @@ def device_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: list[str]) -> int:
     """Estimate every policy."""
     check_picture(options.picture)
-    recipe = load_recipe(options.recipe, overrides)
+    recipe = recipe_to_look_at(options.recipe, overrides)
     own = str(recipe.distributed.checkpointing.policy)
     with progress("estimate", total=3) as say:
         say("loading torch")
@@ -73,6 +74,8 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
         budget = None if options.budget is None else parse_budget_argument(options.budget)
         found = estimate_policies(recipe, budget=budget, device=options.device, kernels=options.kernels, say=say)
     said = stated_assumptions(recipe, found)
+    if note := uncompiled_note(recipe, "a compiler chooses anew what blocks keep"):
+        said.append(note)
     if options.picture:
         draw(found[own].save_timeline, options.picture)
     if options.json:

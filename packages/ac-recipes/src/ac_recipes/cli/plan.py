@@ -6,9 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ac_recipes.cli.estimate import device_arguments, step_text
-from ac_recipes.cli.show import check_folder, check_picture, draw, picture_argument, progress, recipe_argument
+from ac_recipes.cli.show import (
+    check_folder,
+    check_picture,
+    draw,
+    picture_argument,
+    progress,
+    recipe_argument,
+    recipe_to_look_at,
+    uncompiled_note,
+)
 from ac_recipes.errors import UsageError
-from ac_recipes.load import load_recipe
 from ac_recipes.reader import Override
 
 _KEYS = ("budget_bytes", "peak_bytes", "recompute_flops", "blocks")
@@ -33,7 +41,7 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
     check_picture(options.picture)
     if options.write:
         check_folder("--write", options.write)
-    recipe = load_recipe(options.recipe, overrides)
+    recipe = recipe_to_look_at(options.recipe, overrides)
     own = recipe.distributed.checkpointing
     if options.budget is None and own.memory_budget is None:
         raise UsageError("--budget: neither it nor the recipe's memory_budget is given; give one, such as 24GiB or 50%")
@@ -44,7 +52,7 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
 
         asked = own if options.budget is None else budget_policy(own, parse_budget_argument(options.budget))
         plan = make_plan(recipe, asked, device=options.device, kernels=options.kernels)
-    notes = []
+    notes = [note] if (note := uncompiled_note(recipe, "a compiler chooses anew what blocks keep")) else []
     if options.write:
         from ac_recipes.analysis.writing import write_planned
 

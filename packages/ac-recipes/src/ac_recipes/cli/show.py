@@ -1,38 +1,19 @@
-"""Tables, sizes and progress of the commands that look at a recipe."""
+"""Sizes, progress and pictures of the commands that look at a recipe."""
 
-import io
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from ac_recipes.automodel import Translator, left_out_text
 from ac_recipes.errors import RunError, UsageError
-
-_WIDTH = 160
-"""Columns of a table that is piped: wide enough to keep a row on one line."""
-
-
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
-    """A table on standard output; without colour and ruled by spaces alone when it is piped.
-
-    numbers: the columns that are set flush right.
-    """
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold", justify="right" if column in numbers else "left")
-    for row in rows:
-        table.add_row(*map(str, row))
-    if sys.stdout.isatty():
-        Console(highlight=False, markup=False).print(table)
-        return
-    text = io.StringIO()
-    Console(highlight=False, markup=False, file=text, width=_WIDTH).print(table)
-    print("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
+from ac_recipes.load import load_translated
+from ac_recipes.parallel.config import compile_config
+from ac_recipes.reader import Override
+from ac_recipes.recipe import Recipe
+from ac_recipes.tables import is_lively
 
 
 def size(count: float) -> str:
@@ -68,7 +49,7 @@ def progress(what: str, total: int | None = None) -> Iterator[Any]:
 
     Yields a function that is told of what begins next.
     """
-    if not sys.stderr.isatty():
+    if not is_lively(sys.stderr):
         yield lambda step: print(f"{what}: {step}", file=sys.stderr, flush=True)
         return
     from rich.console import Console
@@ -88,6 +69,26 @@ def progress(what: str, total: int | None = None) -> Iterator[Any]:
             begun = True
 
         yield step
+
+
+def recipe_to_look_at(name: str, overrides: Sequence[Override]) -> Recipe:
+    """The recipe; what of one of NeMo AutoModel is left out is told on standard error. Raises as `load_recipe`."""
+    recipe, translator = load_translated(name, overrides)
+    tell_left_out(translator, sys.stderr)
+    return recipe
+
+
+def tell_left_out(translator: Translator, stream: TextIO) -> None:
+    """Print what a translated recipe said and is not done, or not quite the same."""
+    if text := left_out_text(translator):
+        print(text, file=stream, flush=True)
+
+
+def uncompiled_note(recipe: Recipe, why: str) -> str:
+    """What to say of a recipe that compiles its blocks, by a command that does not; empty for any other recipe."""
+    if compile_config(recipe.compile) is None:
+        return ""
+    return f"compile: the recipe compiles its blocks, and this command does not: {why}"
 
 
 def recipe_argument(parser: Any) -> None:

@@ -4,9 +4,11 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from ac_recipes.cli.show import flops, print_table, progress, recipe_argument, size
-from ac_recipes.load import load_recipe
+from ac_recipes.cli.show import flops, progress, recipe_argument, recipe_to_look_at, size, uncompiled_note
 from ac_recipes.reader import Override
+from ac_recipes.tables import print_table
+
+_NOT_COMPILED = "compiled code has no calls to watch one by one; it keeps and runs again what the compiler decides"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,14 +21,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: list[str]) -> int:
     """Trace one step."""
-    recipe = load_recipe(options.recipe, overrides)
+    recipe = recipe_to_look_at(options.recipe, overrides)
     with progress("trace") as say:
         say("two steps of the model, the second watched")
         from ac_recipes.analysis.tracing import OpRow, summary, trace_recipe
 
         trace = trace_recipe(recipe)
     if options.json:
-        print(json.dumps(trace.to_dict()))
+        print(json.dumps(trace.to_dict() | {"compiled": False}))
         return 0
 
     def cells(row: OpRow) -> tuple[str, ...]:
@@ -45,4 +47,6 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
         f"\n{len(saved)} of {len(trace.ops)} calls saved; {flops(sum(traced.flops for traced in again))} of "
         f"{flops(sum(traced.flops for traced in trace.ops))} of the blocks' forward run again"
     )
+    if note := uncompiled_note(recipe, _NOT_COMPILED):
+        print(note)
     return 0

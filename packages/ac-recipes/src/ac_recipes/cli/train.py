@@ -3,13 +3,24 @@
 import argparse
 import json
 import os
+import sys
 from collections.abc import Sequence
+from typing import TextIO
 
+from ac_recipes.cli.show import tell_left_out
 from ac_recipes.errors import RunError, UsageError
 from ac_recipes.invocation import LAUNCH_FLAGS, Invocation, without
 from ac_recipes.launch import Nodes, launch_ranks
-from ac_recipes.load import load_recipe
-from ac_recipes.rank_process import check_environment, end_rank, end_with_launcher, is_worker, report_failure
+from ac_recipes.load import load_translated
+from ac_recipes.rank_process import (
+    check_environment,
+    end_rank,
+    end_with_launcher,
+    is_worker,
+    report_failure,
+    speaks_for_all,
+    started_by_us,
+)
 from ac_recipes.reader import Override
 from ac_recipes.shipped import find_recipe
 
@@ -55,12 +66,13 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], arguments: l
     if ranks < 1:
         raise UsageError(f"--nproc-per-node: {ranks} is below 1")
     nodes = Nodes(**asked)
-    recipe = load_recipe(options.recipe, overrides)
+    recipe, translator = load_translated(options.recipe, overrides)
     if ranks * nodes.count == 1:
         return _train(options, overrides, invocation)
     from ac_recipes.training.preflight import preflight
 
     preflight(recipe, world_size=ranks * nodes.count)
+    tell_left_out(translator, _stream(options))
     launch_ranks(without(arguments, *LAUNCH_FLAGS), ranks, nodes, invocation)
     return 0
 
@@ -68,7 +80,9 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], arguments: l
 def _train(options: argparse.Namespace, overrides: Sequence[Override], invocation: Invocation) -> int:
     end_with_launcher()
     try:
-        recipe = load_recipe(options.recipe, overrides)
+        recipe, translator = load_translated(options.recipe, overrides)
+        if speaks_for_all() and not started_by_us():  # else the launcher has told it
+            tell_left_out(translator, _stream(options))
         name = find_recipe(options.recipe).stem
         from ac_recipes.training.resume import find_run
         from ac_recipes.training.trainer import train
@@ -85,3 +99,8 @@ def _train(options: argparse.Namespace, overrides: Sequence[Override], invocatio
     if options.json and result.is_first:
         print(json.dumps(result.to_dict()))
     return 0
+
+
+def _stream(options: argparse.Namespace) -> TextIO:
+    """Where the run prints."""
+    return sys.stderr if options.json else sys.stdout

@@ -5,9 +5,9 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ac_recipes.cli.show import flops, print_table, progress, recipe_argument, size
-from ac_recipes.load import load_recipe
+from ac_recipes.cli.show import flops, progress, recipe_argument, recipe_to_look_at, size, uncompiled_note
 from ac_recipes.reader import Override
+from ac_recipes.tables import print_table
 
 if TYPE_CHECKING:
     from ac_recipes.analysis.verifying import VerifiedRecipe
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _KINDS = ("loss", "gradients", "buffers", "rng")
 _SHOWN = 20
 """Differences that are listed."""
+_NOT_COMPILED = "a compiler may round otherwise with checkpointing than without; compare compiles every side"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,14 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: list[str]) -> int:
     """Verify; 0 if all is equal, 1 if not."""
-    recipe = load_recipe(options.recipe, overrides)
+    recipe = recipe_to_look_at(options.recipe, overrides)
     with progress("verify") as say:
         say("six steps of the model, four of them compared")
         from ac_recipes.analysis.verifying import verify_recipe
 
         result = verify_recipe(recipe)
     if options.json:
-        print(json.dumps(result.to_dict()))
+        print(json.dumps(result.to_dict() | {"compiled": False}))
     else:
         _show(result)
     return 0 if result.verification.equal else 1
@@ -40,7 +41,7 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
 def _show(result: "VerifiedRecipe") -> None:
     verification = result.verification
     shape = " x ".join(map(str, result.subject.batch["labels"].shape))
-    print(f"activation checkpointing on against off, {shape} tokens, {result.subject.device.type}\n")
+    print(f"activation checkpointing on against off, {shape} tokens, {result.subject.device.type}, not compiled\n")
     print(verification.report)
     print()
     rows = []
@@ -55,6 +56,8 @@ def _show(result: "VerifiedRecipe") -> None:
     figures = [(n, size(u.saved_bytes), size(u.peak_bytes), flops(u.recompute_flops)) for n, u in sides]
     print_table(columns, figures, numbers=columns[1:])
     print()
+    if note := uncompiled_note(result.subject.recipe, _NOT_COMPILED):
+        print(f"{note}\n")
     differences = [d for kind in _KINDS for d in getattr(verification, kind).differences]
     for difference in differences[:_SHOWN]:
         print(f"{difference.kind}: {difference}")

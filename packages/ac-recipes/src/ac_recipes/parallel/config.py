@@ -31,6 +31,10 @@ class CompileConfig(Section):
         if self.mode != "default" and self.backend != "inductor":
             raise ValueError(f"mode: {self.mode!r} is a mode of backend 'inductor', not of {self.backend!r}")
 
+    def __str__(self) -> str:
+        said = [self.backend] + [self.mode] * (self.mode != "default") + ["fullgraph"] * self.fullgraph
+        return ", ".join([*said, *{True: ["dynamic"], False: ["not dynamic"]}.get(self.dynamic, [])])
+
 
 def compile_config(setting: CompileConfig | bool) -> CompileConfig | None:
     """What a `compile` setting means: `true` is every default, `false` is off."""

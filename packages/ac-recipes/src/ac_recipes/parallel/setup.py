@@ -127,7 +127,7 @@ class DistributedSetup:
             context_fn = experts.context_fn
             copies = layout.dp // layout.ep
             held = f"{len(experts.layers)} layers, each rank 1/{layout.ep} of the experts, {copies} x each"
-            rows.append(("experts", backend.dispatcher, dispatcher, held))
+            rows.append(("experts", backend.dispatcher, dispatcher, f"{held}; {backend.experts}"))
             cache = backend.dispatcher_recompute_cache
             rows.append(("dispatcher recompute cache", cache, cache, "kept of each MoE layer for its recompute"))
         if meshes.tp is not None:
@@ -138,7 +138,7 @@ class DistributedSetup:
             raise UsageError(f"distributed.activation_checkpointing: {error}") from error
         if self.compile is not None:
             count = compile_blocks(model, self.compile)
-            rows.append(("compile", self.compile.backend, self.compile.backend, f"{count} blocks, one by one"))
+            rows.append(("compile", str(self.compile), str(self.compile), f"{count} blocks, one by one"))
         if meshes.dense is None:
             wrapped: nn.Module = model
         elif isinstance(self.config, FSDP2Config):

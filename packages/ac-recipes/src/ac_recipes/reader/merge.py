@@ -1,4 +1,9 @@
-"""Sets overrides into the tree of the file, before anything is interpreted: both are then checked by one reader."""
+"""Sets overrides into the tree of the file, before anything is interpreted: both are then checked by one reader.
+
+What an override says takes the place of the value at its path. Where the path is a section and the value a mapping, it
+is an override of each field that the mapping names: the others stay as the file has them, for a section that loses its
+fields in silence would train something else.
+"""
 
 from dataclasses import replace
 
@@ -7,7 +12,9 @@ from ac_recipes.reader.mistakes import KeyPath, MistakeLog, Place
 from ac_recipes.reader.nodes import Entry, MapNode, Node, RefusedNode, ScalarNode
 from ac_recipes.reader.overrides import Override
 from ac_recipes.reader.scalars import Kind, kind_of, quoted
+from ac_recipes.reader.schema import Field, fields_of, shape_of, tag_of
 from ac_recipes.reader.source import check_text
+from ac_recipes.reader.variants import named_by_tag
 from ac_recipes.reader.wording import got
 
 
@@ -30,9 +37,29 @@ def value_node(override: Override, log: MistakeLog) -> Node:
     return composed.root
 
 
-def put(root: MapNode, override: Override, value: Node, log: MistakeLog) -> MapNode:
-    """`root` with `value` at the path of `override`. Sections that are absent, or null, are made."""
-    return _put(root, override.parts[:MAX_DEPTH], 0, value, log)
+def put(root: MapNode, override: Override, value: Node, schema: type, log: MistakeLog) -> MapNode:
+    """`root`, read by `schema`, with `value` at the path of `override`. Sections that are absent, or null, are made."""
+    path = override.parts[:MAX_DEPTH]
+    there = root.entries.get(path[0])
+    if len(path) == 1 and isinstance(value, MapNode) and there is not None and isinstance(there.node, MapNode):
+        value = _merged(there.node, value, fields_of(schema).get(path[0]))
+    return _put(root, path, 0, value, log)
+
+
+def _merged(section: MapNode, value: MapNode, field: Field | None) -> MapNode:
+    """`section` with the fields that `value` names. If one of them is the kind of a tagged union, what belongs to other
+    kinds alone goes: it has no meaning any more."""
+    kinds, kept = shape_of(field.annotation).classes if field else (), dict(section.entries)
+    if tag_of(kinds) in value.entries:
+        named = named_by_tag(kinds, value)
+        own = fields_of(named).keys() if named else ()
+        kept = {key: kept[key] for key in kept if key in own or not any(key in fields_of(kind) for kind in kinds)}
+    # A key that the file has keeps its place there, as in `_put`.
+    set_here = {
+        key: Entry(kept[key].key_place if key in kept else new.key_place, new.node)
+        for key, new in value.entries.items()
+    }
+    return MapNode(value.place, kept | set_here, section.incomplete or value.incomplete)
 
 
 def _put(node: MapNode, path: KeyPath, depth: int, value: Node, log: MistakeLog) -> MapNode:

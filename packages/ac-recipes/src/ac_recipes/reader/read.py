@@ -1,6 +1,6 @@
 """`read_recipe`: the steps from a file and overrides to a dataclass, in order."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +12,7 @@ from ac_recipes.reader.nodes import MapNode, RefusedNode, place_at
 from ac_recipes.reader.overrides import Override
 from ac_recipes.reader.source import check_text, load_text
 from ac_recipes.reader.structure import Structurer
-from ac_recipes.reader.targets import translate
+from ac_recipes.reader.targets import refuse_targets
 from ac_recipes.reader.wording import got
 
 T = TypeVar("T")
@@ -34,7 +34,6 @@ def read_recipe(
     overrides: Iterable[Override] = (),
     *,
     text: str | None = None,
-    targets: Mapping[str, Mapping[str, object]] | None = None,
     rewrite: Callable[[MapNode, MistakeLog], MapNode] | None = None,
     checks: Iterable[Callable[[T], Iterable[Problem]]] = (),
 ) -> T:
@@ -50,8 +49,8 @@ def read_recipe(
         overrides: Values that win over the file, later ones over earlier ones.
         text: The recipe itself, in place of the contents of `source`.
         checks: Called with a recipe in which nothing else is wrong; what they yield is reported where it was written.
-        rewrite: Makes a recipe of this schema of one in other words; what it cannot, it adds to the log.
-        targets: What known `_target_` names stand for: `{"torch.optim.AdamW": {"name": "adamw"}}`.
+        rewrite: Makes a recipe of this schema of one in other words; what it cannot, it adds to the log. A `_target_`
+            that it leaves is refused.
 
     Raises:
         RecipeError: The recipe or the overrides have mistakes; it tells all of them.
@@ -65,8 +64,8 @@ def read_recipe(
     if root is None:
         log.raise_mistakes()
     for override, value in values:
-        root = put(root, override, value, log)
-    root = translate(rewrite(root, log) if rewrite else root, targets or {}, (), log)
+        root = put(root, override, value, schema, log)
+    root = refuse_targets(rewrite(root, log) if rewrite else root, (), log)
     recipe = Structurer(schema, log).read_recipe(root)
     for check in checks if not log.mistakes else ():
         for problem in check(recipe):

@@ -39,15 +39,24 @@ def choose(classes: tuple[type, ...], node: MapNode, path: KeyPath, log: Mistake
         # Several tagged classes know the keys: the first of the union is its default. Untagged: the first that fits.
         inferred = knowing[0] if knowing and (tag is None or len(knowing) == 1) else classes[0]
         return _variant(inferred, classes, tag), node
-    named = node.entries[tag].node
+    named = named_by_tag(classes, node)
+    if named is not None:
+        return _variant(named, classes, tag), node
     by_value = {tag_value(cls, tag): cls for cls in classes}
-    if isinstance(named, ScalarNode) and named.text in by_value:
-        return _variant(by_value[named.text], classes, tag), node
-    guess = _report_tag(tuple(by_value), named, (*path, tag), log)
+    guess = _report_tag(tuple(by_value), node.entries[tag].node, (*path, tag), log)
     if guess is None:
         return None
     untagged = {key: entry for key, entry in node.entries.items() if key != tag}
     return _variant(by_value[guess], classes, tag), replace(node, entries=untagged, incomplete=True)
+
+
+def named_by_tag(classes: tuple[type, ...], node: MapNode) -> type | None:
+    """The class of a tagged union that `node` names; None where it names none, or there is no tag."""
+    tag = tag_of(classes)
+    named = node.entries[tag].node if tag in node.entries else None
+    if not isinstance(named, ScalarNode):
+        return None
+    return next((cls for cls in classes if tag_value(cls, tag) == named.text), None)
 
 
 def knows(cls: type, node: MapNode) -> bool:

@@ -1,13 +1,13 @@
 """The sections `tensorboard` and `wandb` of a recipe. Loads without torch."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-WandbMode = Literal["online", "offline", "disabled"]
+from ac_recipes.section import Section
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorBoardConfig:
+class TensorBoardConfig(Section):
     """Scalars for TensorBoard. The section is enough to turn it on: `tensorboard: {}`.
 
     log_dir: where to; `null`: `tensorboard/` in the run folder.
@@ -16,12 +16,13 @@ class TensorBoardConfig:
     log_dir: str | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.log_dir == "":
             raise ValueError("log_dir: is empty; null means tensorboard/ in the run folder")
 
 
 @dataclass(frozen=True, kw_only=True)
-class WandbConfig:
+class WandbConfig(Section):
     """Scalars, the recipe and the run's name for Weights & Biases. Fields are those of `wandb.init`.
 
     name: of the run; empty: that of the run folder.
@@ -36,10 +37,9 @@ class WandbConfig:
     tags: tuple[str, ...] = ()
     notes: str | None = None
     save_dir: str | None = None
-    mode: WandbMode | None = None
+    mode: Literal["online", "offline", "disabled"] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.project:
             raise ValueError("project: is empty; name the project that the run belongs to")
-        if self.mode is not None and self.mode not in get_args(WandbMode):
-            raise ValueError(f"mode: {self.mode!r} is not one of {', '.join(map(repr, get_args(WandbMode)))}")

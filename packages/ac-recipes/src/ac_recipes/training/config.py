@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+from ac_recipes.section import Section
+
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
+class CheckpointConfig(Section):
     """Checkpoints of torch.distributed.checkpoint in the run folder, every `step_scheduler.ckpt_every_steps` steps.
 
     enabled: whether any is written.
@@ -18,6 +20,7 @@ class CheckpointConfig:
     keep_best: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.keep_last is not None and self.keep_last < 1:
             raise ValueError(
                 f"keep_last: {self.keep_last} is below 1, and a run could not be resumed; null keeps all, enabled: "

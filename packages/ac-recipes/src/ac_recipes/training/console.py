@@ -1,15 +1,12 @@
 """What a run shows: the asked -> applied table, one line every few steps, and on a terminal a live line below."""
 
-import io
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from rich.console import Console
-from rich.table import Table
-
+from ac_recipes.tables import is_lively, table_text
 from ac_recipes.training.progress import LiveProgress
 
 GIB = 2**30
@@ -43,24 +40,12 @@ class RunConsole:
 
     def asked_applied(self, rows: list[Row]) -> None:
         """The table of what was asked for and what was applied: `(setting, asked, applied, detail)`."""
-        if self._silent:
-            return
-        console = Console(highlight=False, file=io.StringIO(), width=140)
-        if self._is_lively():
-            console = Console(file=self._stream, highlight=False)
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for column in ("setting", "asked", "applied", "detail"):
-            table.add_column(column, overflow="fold")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-        if isinstance(console.file, io.StringIO):
-            self.line("\n".join(line.rstrip() for line in console.file.getvalue().splitlines()))
+        self.line(table_text(("setting", "asked", "applied", "detail"), rows, self._stream))
 
     @contextmanager
     def progress(self, done: int, of: int) -> Iterator[None]:
         """Show the live line for the time of the context, where there is a terminal to show it on."""
-        if self._silent or not self._is_lively():
+        if self._silent or not is_lively(self._stream):
             yield
             return
         self._live = LiveProgress(self._stream, done, of)
@@ -85,7 +70,3 @@ class RunConsole:
             self.line(f"step {step:>{len(str(of))}}/{of} | {figures}")
         if self._live is not None:
             self._live.update(step, figures)
-
-    def _is_lively(self) -> bool:
-        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") in ("dumb", "unknown")
-        return self._stream.isatty() and not plain

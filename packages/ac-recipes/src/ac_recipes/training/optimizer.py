@@ -24,7 +24,7 @@ def learning_rate(step: int, max_steps: int, peak: float, config: LRSchedulerCon
 
     A function of the step and not a scheduler with a state: a resumed run has the right rate without restoring it.
     """
-    warmup = config.lr_warmup_steps if config.lr_warmup_steps != "auto" else min(1000, max_steps // 10)
+    warmup = warmup_steps(max_steps, config)
     if step < warmup:
         return peak * (step + 1) / warmup
     if config.lr_decay_style == "constant":
@@ -32,6 +32,11 @@ def learning_rate(step: int, max_steps: int, peak: float, config: LRSchedulerCon
     progress = (step - warmup) / max(1, max_steps - 1 - warmup)
     left = 1 - progress if config.lr_decay_style == "linear" else (1 + math.cos(math.pi * progress)) / 2
     return config.min_lr + (peak - config.min_lr) * left
+
+
+def warmup_steps(max_steps: int, config: LRSchedulerConfig) -> int:
+    """How many of `max_steps` the warm-up takes."""
+    return min(1000, max_steps // 10) if config.lr_warmup_steps == "auto" else config.lr_warmup_steps
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:

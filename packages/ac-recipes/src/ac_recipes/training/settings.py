@@ -1,15 +1,17 @@
-"""The rows of the asked -> applied table."""
+"""The rows of the asked -> applied table: at least one for every section of the recipe."""
 
 import torch
 
-from ac_recipes.data.config import TextDatasetConfig
+from ac_recipes.data.config import VALIDATION_FRACTION, DatasetConfig, TextDatasetConfig
+from ac_recipes.data.packing import Packed
 from ac_recipes.data.prepare import Prepared
 from ac_recipes.images.config import DigitsDatasetConfig
 from ac_recipes.parallel.setup import Parallel
 from ac_recipes.recipe import Recipe
-from ac_recipes.training.batches import BatchPlan
+from ac_recipes.training.batches import BatchPlan, limited
 from ac_recipes.training.console import Row
 from ac_recipes.training.memory import PeakMemory
+from ac_recipes.training.optimizer import warmup_steps
 from ac_recipes.training.ranks import Ranks
 
 
@@ -43,8 +45,8 @@ def settings_table(  # noqa: PLR0917 - one argument for every part of the run th
         for group in report.groups
     ]
     rows += [("  ", "", "", note) for note in report.notes]
-    rows += [*parallel.rows, _loss(recipe, ranks.device), *_batch(recipe, plan)]
-    rows += [_vocabulary(recipe, data), _data(recipe, data)]
+    rows += [*parallel.rows, *_model(recipe, parallel), _loss(recipe, ranks.device), *_batch(recipe, plan)]
+    rows += [*_steps(recipe, data), _vocabulary(recipe, data), *_data(recipe, data), *_kept(recipe)]
     device = f"{torch.get_num_threads()} threads" if ranks.device.type == "cpu" else torch.cuda.get_device_name()
     rows.append(("device", "auto", ranks.device.type, f"{device}; mem = {memory.source}"))
     rows.append(("dtype", recipe.model.dtype, recipe.model.dtype, "parameters, gradients and computation"))
@@ -60,15 +62,77 @@ def _vocabulary(recipe: Recipe, data: Prepared) -> Row:
     return ("vocabulary", str(recipe.tokenizer.vocab_size), str(applied), why)
 
 
-def _data(recipe: Recipe, data: Prepared) -> Row:
-    config = recipe.dataset
-    if isinstance(config, DigitsDatasetConfig):
-        name = config.kind
-    elif isinstance(config, TextDatasetConfig):
-        name = config.text if isinstance(config.text, str) else f"{len(config.text)} files"
+def _data(recipe: Recipe, data: Prepared) -> list[Row]:
+    config, every = recipe.dataset, recipe.step_scheduler.val_every_steps
+    name = _source(config)
+    rows = [("dataset" if name == config.kind else config.kind, name, name, data.detail)]
+    if size := recipe.packed_sequence.packed_sequence_size:
+        applied = f"{data.train.size} tokens" if isinstance(data.train, Packed) else "none"
+        rows.append(("packed rows", f"{size} tokens", applied, "no example of a row sees another"))
+    if recipe.validation_dataset is not None:
+        asked = _source(recipe.validation_dataset)
     else:
-        name = config.sources[0] if len(config.sources) == 1 else f"{len(config.sources)} files"
-    return ("dataset" if name == config.kind else config.kind, name, name, data.detail)
+        fraction = config.validation_fraction
+        asked = f"{VALIDATION_FRACTION if fraction is None else fraction:g} of it"
+    when = "after the last step" if every is None else f"every {every} steps"
+    return [*rows, ("validation", asked, f"{len(data.validation)} rows", when if len(data.validation) else "never")]
+
+
+def _source(config: DatasetConfig) -> str:
+    if isinstance(config, DigitsDatasetConfig):
+        return config.kind
+    if isinstance(config, TextDatasetConfig):
+        return config.text if isinstance(config.text, str) else f"{len(config.text)} files"
+    return config.sources[0] if len(config.sources) == 1 else f"{len(config.sources)} files"
+
+
+def _model(recipe: Recipe, parallel: Parallel) -> list[Row]:
+    asked, lora = recipe.model, recipe.peft
+    model = getattr(parallel.model, "module", parallel.model)  # DDP and Megatron-FSDP hold it, FSDP2 is it
+    name = asked.pretrained_model_name_or_path
+    rows = [
+        ("model", name or asked.config["model_type"], model.config.model_type, "pretrained" if name else "new weights"),
+        # What transformers chose has no public name.
+        ("attention", asked.attn_implementation, model.config._attn_implementation, ""),
+    ]
+    if lora is not None:
+        said = f"dim {lora.dim}, alpha {lora.alpha}"
+        layers = sum("lora_A" in name for name, _ in model.named_parameters())
+        modules = lora.target_modules if isinstance(lora.target_modules, str) else ", ".join(lora.target_modules)
+        rows.append(("lora", said, said, f"{layers} layers ({modules}), dropout {lora.dropout:g}; no more is trained"))
+    return rows
+
+
+def _steps(recipe: Recipe, data: Prepared) -> list[Row]:
+    schedule, optimizer, rates = recipe.step_scheduler, recipe.optimizer, recipe.lr_scheduler
+    steps = limited(schedule, len(data.train)).max_steps
+    epochs = f"num_epochs {schedule.num_epochs} ends it" if steps < schedule.max_steps else ""
+    decay = "" if rates.lr_decay_style == "constant" else f", then down to {rates.min_lr:g}"
+    warm_up = f"{optimizer.lr:g} after a warm-up of {warmup_steps(steps, rates)} steps{decay}"
+    betas = " and ".join(f"{beta:g}" for beta in optimizer.betas)
+    decayed = f"betas {betas}; weight decay {optimizer.weight_decay:g} of matrices"
+    norm = recipe.clip_grad_norm.max_norm
+    limit = "none" if norm is None else f"{norm:g}"
+    return [
+        ("steps", str(schedule.max_steps), str(steps), epochs),
+        ("optimizer", optimizer.name, optimizer.name, decayed),
+        ("learning rate", rates.lr_decay_style, rates.lr_decay_style, warm_up),
+        ("largest gradient norm", limit, limit, ""),
+        ("seed", str(recipe.rng.seed), str(recipe.rng.seed), "of the weights, the data order and dropout"),
+    ]
+
+
+def _kept(recipe: Recipe) -> list[Row]:
+    config, every = recipe.checkpoint, recipe.step_scheduler.ckpt_every_steps
+    asked = "none" if not config.enabled else "after the last step" if every is None else f"every {every} steps"
+    kept = "all are kept" if config.keep_last is None else f"the newest {config.keep_last} are kept"
+    best = f", and the best {config.keep_best}" * bool(config.keep_best)
+    rows = [("checkpoints", asked, asked, f"{kept}{best}" if config.enabled else "the run cannot be resumed")]
+    if (board := recipe.tensorboard) is not None:
+        rows.append(("tensorboard", "on", "on", board.log_dir or "in the run folder"))
+    if (wandb := recipe.wandb) is not None:
+        rows.append(("wandb", wandb.mode or "on", wandb.mode or "on", wandb.project))
+    return rows
 
 
 def _loss(recipe: Recipe, device: torch.device) -> Row:

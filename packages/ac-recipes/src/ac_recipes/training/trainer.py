@@ -63,7 +63,7 @@ def train(
     with joined_ranks() as ranks, ExitStack() as stack:
         console = RunConsole(silent=not ranks.is_first, to_stderr=to_stderr)
         plan = preflight(recipe, ranks.world_size)
-        recipe = recipe_to_train(recipe, ranks.world_size, ranks.device.type)
+        recipe = recipe_to_train(recipe, ranks)
         run = open_run(recipe, name, resume, ranks, console)
         faults = Faults(run, invocation, ranks)
         stack.enter_context(faults.explained())

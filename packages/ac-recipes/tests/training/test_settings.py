@@ -1,0 +1,113 @@
+"""The table that a run begins with has a row for whatever a recipe may ask."""
+
+from dataclasses import fields
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ac_core import Report
+from ac_recipes.parallel.setup import Parallel
+from ac_recipes.recipe import Recipe
+from ac_recipes.training.batches import BatchPlan
+from ac_recipes.training.console import RunConsole
+from ac_recipes.training.ranks import Ranks
+from ac_recipes.training.settings import settings_table
+from ac_recipes.training.trainer import train
+
+ROWS = {
+    "model": ("model", "attention"),
+    "distributed": ("activation checkpointing", "strategy"),
+    "compile": ("compile",),
+    "loss_fn": ("loss",),
+    "peft": ("lora",),
+    "dataset": ("records",),
+    "validation_dataset": ("validation",),
+    "packed_sequence": ("packed rows",),
+    "tokenizer": ("vocabulary",),
+    "freeze_config": ("frozen",),
+    "optimizer": ("optimizer",),
+    "lr_scheduler": ("learning rate",),
+    "step_scheduler": ("global batch", "local batch", "steps", "validation", "checkpoints"),
+    "clip_grad_norm": ("largest gradient norm",),
+    "checkpoint": ("checkpoints",),
+    "rng": ("seed",),
+    "run": (),  # the line below the table
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+}
+"""Of each section."""
+
+
+@pytest.fixture
+def asked(tiny, tmp_path):
+    """A recipe that asks for as much as one recipe can, with overrides."""
+    records = tmp_path / "records.jsonl"
+    records.write_text("".join(f'{{"text": "The square of {n} is {n * n}."}}\n' for n in range(60)))
+    small = (
+        f"dataset={{kind: records, path_or_dataset_id: {records}, sequence_length: 32, validation_fraction: 0.2}}",
+        "packed_sequence.packed_sequence_size=64",
+        "compile={backend: eager, fullgraph: false, dynamic: false}",
+        "clip_grad_norm.max_norm=0.5",
+        "step_scheduler={max_steps: 50, num_epochs: 1, val_every_steps: null}",
+        "lr_scheduler={lr_warmup_steps: auto, min_lr: 1e-4}",
+        "checkpoint={keep_last: 2, keep_best: 1}",
+    )
+    return lambda *settings: tiny(*small, *settings)
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    """`rows(recipe)`: the rows of its run, whose steps are not made, by setting."""
+
+    class Shown(BaseException):
+        pass
+
+    def rows(recipe):
+        shown = {}
+
+        def keep(_, table):
+            shown.update({name: row for name, *row in table})
+            raise Shown
+
+        with monkeypatch.context() as patch:
+            patch.setattr(RunConsole, "asked_applied", keep)
+            with pytest.raises(Shown):
+                train(recipe, "tiny")
+        return shown
+
+    return rows
+
+
+def test_every_section_is_there(asked, rows):
+    frozen = "freeze_config={freeze_vision_tower: false, freeze_embeddings: true}"
+    shown = rows(asked(frozen))
+    adapters = torch.nn.ModuleDict({"q_proj": torch.nn.ModuleDict({"lora_A": torch.nn.Linear(2, 2, bias=False)})})
+    adapters.config = SimpleNamespace(model_type="llama", _attn_implementation="sdpa")
+    recipe = asked("peft={dim: 2, target_modules: [q_proj]}", "tensorboard={}", "wandb={mode: offline, project: mine}")
+    table = settings_table(
+        recipe,
+        Parallel(adapters, Report("full", ("all",), ()), Ranks(0, 1, torch.device("cpu")), (), recipe.distributed),
+        BatchPlan(1, 2, 2),
+        Ranks(0, 1, torch.device("cpu")),
+        SimpleNamespace(train=[0] * 9, validation=[0], tokenizer=[0] * 300, detail=""),
+        SimpleNamespace(source=""),
+    )
+    shown |= {name: row for name, *row in table if name in ("lora", "tensorboard", "wandb")}
+    assert ROWS.keys() == {field.name for field in fields(Recipe)}, "a section without a row"
+    assert {name for names in ROWS.values() for name in names} - shown.keys() == set()
+    assert shown["lora"] == [*["dim 2, alpha 32"] * 2, "1 layers (q_proj), dropout 0; no more is trained"]
+    assert shown["wandb"] == ["offline", "offline", "mine"]
+
+
+def test_what_is_applied_may_differ_from_what_was_asked(asked, rows):
+    shown = rows(asked("step_scheduler.local_batch_size=4", "lr_scheduler.lr_decay_style=constant"))
+    steps = int(shown["steps"][1])
+    assert shown["steps"] == ["50", str(steps), "num_epochs 1 ends it"]
+    assert steps < 50
+    assert shown["learning rate"][2] == f"0.005 after a warm-up of {steps // 10} steps"
+    assert shown["packed rows"][:2] == ["64 tokens", "64 tokens"]
+    assert shown["compile"] == ["eager, not dynamic", "eager, not dynamic", "2 blocks, one by one"]
+    assert shown["validation"] == ["0.2 of it", shown["validation"][1], "after the last step"]
+    assert shown["checkpoints"] == ["every 2 steps"] * 2 + ["the newest 2 are kept, and the best 1"]
+    assert shown["largest gradient norm"][1] == "0.5"

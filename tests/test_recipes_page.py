@@ -1,0 +1,34 @@
+"""docs/recipes.md and the README of ac-recipes name the recipes that are shipped, no more and no fewer."""
+
+import re
+import tomllib
+from pathlib import Path
+
+from ac_recipes.load import load_recipe
+from ac_recipes.shipped import shipped_names
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs/recipes.md").read_text()
+ROWS = dict(re.findall(r"^\| `([\w.-]+)` \|(.*)$", PAGE.split("\n## ")[0], re.MULTILINE))
+README = (ROOT / "packages/ac-recipes/README.md").read_text()
+ENVIRONMENTS = tomllib.loads((ROOT / "hatch.toml").read_text())["envs"]
+EXTRAS = tomllib.loads((ROOT / "packages/ac-recipes/pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def test_every_shipped_recipe_is_there_and_no_other():
+    assert sorted(ROWS) == shipped_names()
+    (listed,) = re.findall(r"name of a shipped one \(([^)]*)\)", README)
+    assert sorted(re.findall(r"`([^`]*)`", listed)) == shipped_names()
+
+
+def test_scripts_and_extras_that_it_names_are_there():
+    for environment, script in re.findall(r"hatch run (\w+):(\w+)", PAGE):
+        assert script in ENVIRONMENTS[environment]["scripts"]
+    assert set(re.findall(r"ac-recipes\[([\w-]+)\]", PAGE + README)) <= EXTRAS.keys()
+
+
+def test_a_recipe_that_needs_several_ranks_says_how_many():
+    sizes = {name: load_recipe(name, quick=True).distributed.ep_size for name in ROWS}
+    assert {name: size for name, size in sizes.items() if size > 1} == {
+        name: int(told[1]) for name, row in ROWS.items() if (told := re.search(r"--nproc-per-node (\d+)", row))
+    }
