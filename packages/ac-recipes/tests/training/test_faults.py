@@ -41,7 +41,7 @@ def told(tiny, monkeypatch):
     return of
 
 
-KEPT = "the newest checkpoint is RUN/checkpoints/step-00000002"
+KEPT = "the newest checkpoint is RUN/checkpoints/step-00000003"
 GO_ON = "go on with: ac-recipes train tiny.yaml --nproc-per-node 2 --optimizer.lr 0.1 --json --resume RUN"
 
 

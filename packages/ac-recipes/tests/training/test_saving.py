@@ -54,8 +54,8 @@ def test_the_best_needs_something_held_out(tiny):
 def test_a_full_disk_is_told_and_what_was_saved_is_kept(tiny, tmp_path, monkeypatch):
     written = dcp.save
 
-    def full_at_step_4(state, checkpoint_id):
-        written(state, checkpoint_id=checkpoint_id)
+    def full_at_step_4(state, checkpoint_id, **options):
+        written(state, checkpoint_id=checkpoint_id, **options)
         if "step-00000004" in str(checkpoint_id):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(checkpoint_id / "__0_0.distcp"))
 
@@ -82,10 +82,10 @@ def test_a_write_that_the_system_cuts_off_is_told(tiny, monkeypatch):
     """A real failure in the middle of a file: for the time of the save, no file may have more than 64 KiB."""
     save, (soft, hard) = dcp.save, resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def limited(state, checkpoint_id):
+    def limited(state, checkpoint_id, **options):
         resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, hard))
         try:
-            save(state, checkpoint_id=checkpoint_id)
+            save(state, checkpoint_id=checkpoint_id, **options)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 

@@ -12,6 +12,7 @@ from ac_recipes.training.console import RunConsole
 from ac_recipes.training.faults import Faults
 from ac_recipes.training.metrics import MetricsLog
 from ac_recipes.training.ranks import Ranks
+from ac_recipes.training.rescue import Rescue
 from ac_recipes.training.saving import Saver
 from ac_recipes.training.signals import StopRequest
 
@@ -61,6 +62,7 @@ class Loop:
     saver: Saver
     log: MetricsLog
     faults: Faults
+    rescue: Rescue
     last_loss: float | None = None
     validated: tuple[int, float] | None = None
     """How many steps were done when the validation loss was last measured, and the loss."""
@@ -80,7 +82,7 @@ class Loop:
             RunInterruptedError: a signal ended the run, and the recipe says to write no checkpoints.
         """
         stop = StopRequest()
-        with stop.listening(), self.console.progress(self.done, self.schedule.max_steps):
+        with stop.listening(), self.console.progress(self.done, self.schedule.max_steps), self.rescue.watching():
             if self.done == 0:
                 self.validate()
             while self.done < self.schedule.max_steps:
