@@ -37,6 +37,7 @@ from ac_recipes.training.rescue import LastStep, Rescue
 from ac_recipes.training.resume import go_on, open_run
 from ac_recipes.training.saving import Saver
 from ac_recipes.training.settings import settings_table
+from ac_recipes.training.untrained import check_all_get_gradients
 
 
 def train(
@@ -71,6 +72,7 @@ def train(
         data = prepare(recipe, run, ranks, resumed=resume is not None)
         model, frozen = trainable_model(recipe, data, ranks.device)
         head_loss = attach_loss(model, recipe.loss_fn)
+        check_all_get_gradients(model, head_loss, data, recipe, ranks)
         parallel = setup_of(recipe).apply(model, ranks)
         model = parallel.model
         optimizer = parallel.finish(build_optimizer(model.parameters(), recipe.optimizer))
