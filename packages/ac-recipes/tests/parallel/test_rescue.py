@@ -12,7 +12,7 @@ NOISY = (
 )
 
 FAULTS = """
-import json, os, re, sys
+import json, os, re
 from pathlib import Path
 import torch.distributed as dist
 from ac_recipes.errors import RunError
@@ -32,7 +32,7 @@ def spoilt(self, *arguments, **options):
     return loss * float("nan")
 
 Trainer.forward = spoilt
-((path, resume),) = json.loads(sys.argv[1])
+((path, resume),) = jobs
 
 def told(spoil=None, resume=None):
     global fault
@@ -66,9 +66,9 @@ def losses(run):
 
 
 def test_all_ranks_save_the_last_whole_step_and_go_on_to_the_bit(short, train_on_ranks):
-    whole, nan, after_nan, memory, failed = map(str, train_on_ranks(2, short(*NOISY), prelude=FAULTS))
+    whole, nan, after_nan, memory, failed = train_on_ranks(2, short(*NOISY), script=FAULTS)
     assert re.match(r"RunError: the loss is nan at step 3; the newest checkpoint is \S+/step-00000002\. Try", nan)
     assert re.match(r"LostPeerError: another rank has ended, in step 3, and says why on its node; the newest", memory)
-    (after_memory,) = train_on_ranks(2, (short(*NOISY), Path(failed)), prelude=FAULTS)
+    (after_memory,) = train_on_ranks(2, (short(*NOISY), failed), script=FAULTS)
     assert len(losses(whole)) == 4
     assert losses(after_nan) == losses(after_memory) == losses(whole)

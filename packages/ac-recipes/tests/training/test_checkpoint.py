@@ -79,6 +79,15 @@ def test_only_whole_ones_are_listed_oldest_first(saved):
     assert [c.step for c in whole_checkpoints(folder)] == [2, 4, 10]
 
 
+def test_the_optimizers_settings_are_those_it_was_built_with(saved):
+    folder, _ = saved
+    model, _ = build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, betas=(0.5, 0.6), weight_decay=0.7)
+    load_checkpoint(whole_checkpoints(folder)[-1], model, optimizer, ALONE)
+    assert (optimizer.param_groups[0]["betas"], optimizer.param_groups[0]["weight_decay"]) == ((0.5, 0.6), 0.7)
+    assert {int(state["step"]) for state in optimizer.state.values()} == {2}
+
+
 @pytest.mark.parametrize("damage", ["truncate", "delete", "manifest"])
 def test_a_damaged_one_is_never_taken(saved, damage):
     folder, model = saved

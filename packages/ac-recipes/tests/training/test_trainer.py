@@ -103,6 +103,8 @@ def test_resume_refuses_another_model_and_a_run_without_a_checkpoint(tiny, tmp_p
     result = train(tiny("step_scheduler.max_steps=2"), "tiny")
     with pytest.raises(UsageError, match=r"model\.config\.hidden_size was 32 in .* and is now 64"):
         find_run(tiny("model.config.hidden_size=64"), "tiny", str(result.run))
+    with pytest.raises(UsageError, match=r"step_scheduler\.global_batch_size was 4 in .* and is now 8; .* start a new"):
+        find_run(tiny("step_scheduler.global_batch_size=8"), "tiny", str(result.run))
     with pytest.raises(UsageError, match="not the folder of a run"):
         find_run(tiny(), "tiny", str(tmp_path))
     empty = RunFolder.create(tmp_path / "other", "tiny", tiny())

@@ -98,6 +98,8 @@ def found_checkpoints(folder: Path) -> list[Checkpoint | str]:
 def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> bool:
     """Load into a model and an optimizer built as they were; the number of ranks and the strategy may differ.
 
+    The optimizer's settings (betas, weight decay, ...) stay those that it was built with.
+
     Returns:
         Whether the random-number state was restored: it belongs to a rank, so only on as many ranks as wrote it.
     """
@@ -108,7 +110,10 @@ def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimiz
         state["rng"] = {str(ranks.rank): rng_state(ranks.device)}
     with _single_process_is_fine():
         dcp.load(state, checkpoint_id=checkpoint.path)
+    settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    for group, asked in zip(optimizer.param_groups, settings, strict=True):
+        group.update(asked)
     if same_ranks:
         set_rng_state(state["rng"][str(ranks.rank)], ranks.device)
     return same_ranks
