@@ -62,8 +62,7 @@ def fail(monkeypatch):
 
 
 @pytest.mark.parametrize("fault", [float("nan"), MemoryError(), OSError(errno.EIO, "Input/output error", "a.jsonl")])
-def test_a_run_goes_on_to_the_bit_after_the_last_whole_step(tiny, fail, monkeypatch, tmp_path, fault):
-    expected = train(tiny(*NOISY, f"run.dir={tmp_path / 'whole'}"), "tiny").run
+def test_a_run_goes_on_to_the_bit_after_the_last_whole_step(tiny, trained, fail, monkeypatch, fault):
     recipe = tiny(*NOISY)
     with monkeypatch.context():
         fail(fault)
@@ -73,7 +72,7 @@ def test_a_run_goes_on_to_the_bit_after_the_last_whole_step(tiny, fail, monkeypa
     run = only_run(recipe)
     assert steps(run) == [3]
     train(recipe, "tiny", resume=run)
-    assert losses(run) == losses(expected)
+    assert losses(run) == losses(trained(*NOISY).run)
 
 
 def test_nothing_is_deleted_for_it(tiny, fail):

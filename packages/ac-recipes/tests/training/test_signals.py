@@ -42,9 +42,8 @@ def losses(run):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_ends_well_and_goes_on_to_the_bit(tiny, signalled, monkeypatch, capsys, signum):
+def test_a_run_ends_well_and_goes_on_to_the_bit(tiny, trained, signalled, monkeypatch, capsys, signum):  # noqa: PLR0917
     recipe = tiny("step_scheduler.ckpt_every_steps=null")
-    expected = losses(train(recipe, "tiny").run)
     with monkeypatch.context():
         signalled(signum)
         stopped = train(recipe, "tiny", invocation=Invocation(("train", "my tiny.yaml", "--json")))
@@ -53,7 +52,7 @@ def test_a_run_ends_well_and_goes_on_to_the_bit(tiny, signalled, monkeypatch, ca
     told = f"stopped by {signum.name} after step 3; go on with: ac-recipes train 'my tiny.yaml' --json --resume "
     assert capsys.readouterr().out.splitlines()[-1] == f"{told}{stopped.run}"
     monkeypatch.undo()
-    assert losses(train(recipe, "tiny", resume=stopped.run).run) == expected
+    assert losses(train(recipe, "tiny", resume=stopped.run).run) == losses(trained().run)
 
 
 def test_a_run_that_is_told_to_end_while_it_saves_makes_no_further_step(tiny, monkeypatch, capsys):
