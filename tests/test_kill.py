@@ -16,8 +16,8 @@ from ac_recipes.cli import main
 save, sync = dcp.save, os.fsync
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
-def save_and_die(state, checkpoint_id):
-    save(state, checkpoint_id=checkpoint_id)
+def save_and_die(state, checkpoint_id, **options):
+    save(state, checkpoint_id=checkpoint_id, **options)
     if "step-00000006" in str(checkpoint_id):
         die()
 def die_in_the_middle_of_a_file(descriptor):

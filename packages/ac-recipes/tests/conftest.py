@@ -1,8 +1,11 @@
 """A recipe that trains in seconds."""
 
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from functools import cache
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -37,11 +40,13 @@ step_scheduler:
 run: {{dir: {runs}}}
 """
 
+TEXT = "".join(f"The square of {n} is {n * n}, and its double is {2 * n}.\n" for n in range(60))
+
 
 @pytest.fixture
 def text_file(tmp_path: Path) -> Path:
     path = tmp_path / "text.txt"
-    path.write_text("".join(f"The square of {n} is {n * n}, and its double is {2 * n}.\n" for n in range(60)))
+    path.write_text(TEXT)
     return path
 
 
@@ -62,6 +67,33 @@ def tiny(tiny_file: Path) -> Callable[..., Recipe]:
         return read_recipe(Recipe, tiny_file, overrides)
 
     return build
+
+
+class Trained(NamedTuple):
+    """A run's folder, and what it printed."""
+
+    run: Path
+    out: str
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Trained]:
+    """`trained("section.field=value", ...)`: the tiny recipe with overrides, trained once a module. To be looked at."""
+    from ac_recipes.reader import split_overrides
+    from ac_recipes.training.trainer import train
+
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "text.txt").write_text(TEXT)
+    (folder / "tiny.yaml").write_text(TINY.format(text=folder / "text.txt", runs=folder / "runs"))
+
+    @cache
+    def run(*settings: str) -> Trained:
+        recipe = read_recipe(Recipe, folder / "tiny.yaml", split_overrides([f"--{each}" for each in settings])[1])
+        with redirect_stdout(StringIO()) as out:
+            folder_of_run = train(recipe, "tiny").run
+        return Trained(folder_of_run, out.getvalue())
+
+    return run
 
 
 SMALL = (

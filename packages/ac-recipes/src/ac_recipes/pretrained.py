@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ac_recipes.errors import UsageError
 from ac_recipes.hub import check_hub
+from ac_recipes.model_class import auto_class
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -88,14 +89,18 @@ def load_config(name: str) -> "PreTrainedConfig":
 
 
 def load_model(name: str, **options: Any) -> "PreTrainedModel":
-    """A pretrained causal language model; `options` as in transformers' `from_pretrained`.
+    """A pretrained language model or vision-language model, of the class that its checkpoint says; `options` as in
+    transformers' `from_pretrained`.
 
     Raises:
-        UsageError: it cannot be had.
+        UsageError: it cannot be had, or is another kind of model.
     """
-    from transformers import AutoModelForCausalLM
-
-    return _load(AutoModelForCausalLM.from_pretrained, name, "model.pretrained_model_name_or_path", **options)
+    field = "model.pretrained_model_name_or_path"
+    try:
+        auto = auto_class(load_config(name))
+    except UsageError as error:
+        raise UsageError(str(error) if str(error).startswith(field) else f"{field}: {name}: {error}") from error
+    return _load(auto.from_pretrained, name, field, **options)
 
 
 def load_tokenizer(name: str, field: str) -> "PreTrainedTokenizerBase":

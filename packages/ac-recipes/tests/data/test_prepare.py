@@ -6,8 +6,6 @@ import re
 import pytest
 import torch
 
-from ac_recipes.data.prepare import hold_out
-from ac_recipes.data.text import Windows
 from ac_recipes.errors import UsageError
 from ac_recipes.load import load_recipe
 from ac_recipes.reader import RecipeError
@@ -34,16 +32,6 @@ def on_records(tiny, tiny_file, text_file, jsonl):
 
 def losses(result):
     return [line["loss"] for line in RunFolder(result.run).read_metrics() if "loss" in line]
-
-
-def test_held_out_examples_are_not_trained_on():
-    windows = Windows(torch.arange(40).view(20, 2))
-    train_side, validation = hold_out(windows, 0.1)
-    assert len(validation) == 2
-    assert sorted([*train_side.tokens[:, 0].tolist(), *validation.tokens[:, 0].tolist()]) == list(range(0, 40, 2))
-    assert len(hold_out(windows, 0.0)[1]) == 0
-    with pytest.raises(UsageError, match="of 20 sequences none is left"):
-        hold_out(windows, 0.99)
 
 
 @pytest.mark.parametrize("policy", ["full", "selective"])

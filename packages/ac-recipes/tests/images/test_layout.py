@@ -16,6 +16,10 @@ def test_tokens_of_an_image(vlm):
     ("settings", "message"),
     [
         (["model.config={model_type: llama, hidden_size: 32}"], "can be shown to smolvlm and idefics3, not to llama"),
+        (
+            ["dataset.kind=text"],
+            "model.config.model_type: smolvlm reads images, and dataset.kind 'text' has none, so that its vision tower",
+        ),
         (["model.config.image_token_id=3"], "model.config.image_token_id: the tokenizer of the run decides it"),
         (["model.config.vision_config.image_size=12"], "vision_config.image_size: 12 is not a multiple of 8"),
         (["model.config.vision_config.patch_size=3"], "vision_config.patch_size: patches of 3 pixels, 2 x 2 of them"),

@@ -1,11 +1,11 @@
-"""Training on several gloo ranks in one launch, under a timeout that ends them all."""
+"""Training on several gloo ranks at once, under a timeout that ends them all."""
 
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
+import multiprocessing
+import runpy
+import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,16 +18,34 @@ from ac_recipes.recipe import Recipe
 from ac_recipes.training.checkpoint import whole_checkpoints
 from ac_recipes.training.run_folder import RunFolder
 
+SECONDS = 280
+
+# Ranks are forked from a process that has imported everything and done nothing yet: that takes a tenth of the seconds
+# that an interpreter of its own needs for its imports. What the launcher does is tested with the launcher.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["ac_recipes.training.trainer", "transformers.models.llama.modeling_llama"])
+
+HEAD = """
+import os, sys
+import torch
+
+torch.set_num_threads(1)
+for stream, name in ((1, "out"), (2, "err")):
+    os.dup2(os.open(f"{folder}/{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks))
+os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=port)
+"""
+
 RANK = """
-import json, os, sys
+import json, os
+from pathlib import Path
 import torch.distributed as dist
 from ac_recipes.reader import read_recipe
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.trainer import train
 
 runs = []
-for path, resume in json.loads(sys.argv[1]):
-    from pathlib import Path
+for path, resume in jobs:
     result = train(read_recipe(Recipe, Path(path)), Path(path).stem, resume=resume and Path(resume), to_stderr=True)
     runs.append(str(result.run))
 if result.is_first:
@@ -38,37 +56,49 @@ os._exit(0)  # docs/facts.md: gloo may abort or hang when its group is destroyed
 
 
 @pytest.fixture
-def train_on_ranks(tmp_path: Path) -> Callable[..., list[Path]]:
-    """`train_on_ranks(2, recipe, (recipe, run_to_resume), ...)`: their run folders. `prelude`: what ranks run first."""
+def train_on_ranks(tmp_path: Path) -> Callable[..., list[str]]:
+    """`train_on_ranks(2, recipe, (recipe, run_to_resume), ...)`: their run folders.
 
-    def run(ranks: int, *asked: Recipe | tuple[Recipe, Path], prelude: str = "") -> list[Path]:
+    prelude: what ranks run first. script: what they run in place of training `jobs`, `(recipe file, folder to resume or
+    None)`; rank 0 prints a list as JSON, and all end with `os._exit(0)`.
+    """
+
+    def run(ranks: int, *asked: Recipe | tuple[Recipe, str], prelude: str = "", script: str = RANK) -> list[str]:
         jobs = []
         for number, one in enumerate(asked):
             recipe, resume = one if isinstance(one, tuple) else (one, None)
             path = tmp_path / f"job{ranks}_{number}.yaml"
             path.write_text(dump(recipe))
             jobs.append((str(path), resume and str(resume)))
-        script = tmp_path / "rank.py"
-        script.write_text(prelude + RANK)
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        process = subprocess.Popen(
-            [*launcher, str(script), json.dumps(jobs)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # so that a timeout can end the ranks as well
-        )
-        try:
-            out, err = process.communicate(timeout=280)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            out, err = process.communicate()
-            pytest.fail(f"the ranks hung; they had printed\n{out}\n{err}")
-        assert process.returncode == 0, err
-        return [Path(run) for run in json.loads(out)]
+        shared = {"folder": str(tmp_path), "ranks": ranks, "port": str(_free_port()), "jobs": jobs}
+        file = tmp_path / "rank.py"
+        file.write_text(f"{HEAD}\n{prelude}\n{script}")
+        processes = [
+            FORKS.Process(target=runpy.run_path, args=(str(file), shared | {"rank": rank}), daemon=True)
+            for rank in range(ranks)
+        ]
+        for process in processes:
+            process.start()
+        deadline = time.monotonic() + SECONDS
+        # The first that fails ends the others, which would wait for it.
+        while any(p.is_alive() for p in processes) and not any(p.exitcode for p in processes):
+            time.sleep(0.02)
+            if time.monotonic() > deadline:
+                break
+        for process in processes:
+            process.kill()
+            process.join()
+        said = "\n".join(path.read_text()[-4000:] for path in sorted(tmp_path.glob("[0-9].err")))
+        assert [process.exitcode for process in processes] == [0] * ranks, said
+        return json.loads((tmp_path / "0.out").read_text())
 
     return run
+
+
+def _free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        return server.getsockname()[1]
 
 
 SHORT = ("step_scheduler.max_steps=3", "step_scheduler.val_every_steps=null", "step_scheduler.ckpt_every_steps=null")
@@ -81,35 +111,35 @@ def short(tiny: Callable[..., Recipe]) -> Callable[..., Recipe]:
 
 
 @pytest.fixture
-def assert_alike() -> Callable[[Path, Path, str], None]:
+def assert_alike() -> Callable[[Path | str, Path | str, str], None]:
     """`assert_alike(run, other_run, case)`: the same losses, gradient norms and weights, up to rounding."""
     return _assert_alike
 
 
 @pytest.fixture
-def assert_steps_alike() -> Callable[[Path, Path, str], None]:
+def assert_steps_alike() -> Callable[[Path | str, Path | str, str], None]:
     """The same without the weights."""
     return _assert_steps_alike
 
 
-def _metrics(run: Path) -> list[dict]:
-    return [line for line in RunFolder(run).read_metrics() if "loss" in line]
+def _metrics(run: Path | str) -> list[dict]:
+    return [line for line in RunFolder(Path(run)).read_metrics() if "loss" in line]
 
 
-def _weights(run: Path) -> dict[str, torch.Tensor]:
-    newest = whole_checkpoints(run / "checkpoints")[-1].path
-    dcp_to_torch_save(newest, run / "weights.pt")
-    return torch.load(run / "weights.pt")["model"]
+def _weights(run: Path | str) -> dict[str, torch.Tensor]:
+    file = Path(run) / "weights.pt"
+    dcp_to_torch_save(whole_checkpoints(Path(run) / "checkpoints")[-1].path, file)
+    return torch.load(file)["model"]
 
 
-def _assert_steps_alike(run: Path, alone: Path, case: str) -> None:
+def _assert_steps_alike(run: Path | str, alone: Path | str, case: str) -> None:
     assert len(_metrics(run)) == len(_metrics(alone)), case
     for ours, theirs in zip(_metrics(run), _metrics(alone), strict=True):
         assert math.isclose(ours["loss"], theirs["loss"], rel_tol=1e-5), (case, ours, theirs)
         assert math.isclose(ours["grad_norm"], theirs["grad_norm"], rel_tol=1e-4), (case, ours, theirs)
 
 
-def _assert_alike(run: Path, alone: Path, case: str) -> None:
+def _assert_alike(run: Path | str, alone: Path | str, case: str) -> None:
     _assert_steps_alike(run, alone, case)
     ours, theirs = _weights(run), _weights(alone)
     assert ours.keys() == theirs.keys(), case

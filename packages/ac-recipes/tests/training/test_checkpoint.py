@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ac_core import apply_activation_checkpointing
-from ac_recipes.training.checkpoint import load_checkpoint, save_checkpoint, whole_checkpoints
+from ac_recipes.training.checkpoint import RunState, load_checkpoint, save_checkpoint, whole_checkpoints
 from ac_recipes.training.manifest import MANIFEST, damage, record_files
 from ac_recipes.training.ranks import Ranks
 
@@ -29,6 +29,10 @@ def build():
     return model, torch.optim.AdamW(model.parameters(), lr=0.1)
 
 
+def state_of(model):
+    return RunState.of(model, torch.optim.AdamW(model.parameters()), ALONE.device)
+
+
 def train(model, optimizer, steps):
     for _ in range(steps):
         model(torch.randn(3, 4)).square().sum().backward()
@@ -41,7 +45,7 @@ def saved(tmp_path):
     model, optimizer = build()
     torch.manual_seed(5)
     train(model, optimizer, 2)
-    save_checkpoint(tmp_path, 2, model, optimizer, ALONE)
+    save_checkpoint(tmp_path, 2, RunState.of(model, optimizer, ALONE.device), ALONE)
     train(model, optimizer, 3)
     return tmp_path, model
 
@@ -68,17 +72,26 @@ def test_only_whole_ones_are_listed_oldest_first(saved):
     folder, model = saved
     optimizer = torch.optim.AdamW(model.parameters())
     for step in (10, 4):
-        save_checkpoint(folder, step, model, optimizer, ALONE)
+        save_checkpoint(folder, step, RunState.of(model, optimizer, ALONE.device), ALONE)
     assert [c.step for c in whole_checkpoints(folder)] == [2, 4, 10]
     (folder / "step-00000099.partial").mkdir()
     (folder / "step-00000098").mkdir()
     assert [c.step for c in whole_checkpoints(folder)] == [2, 4, 10]
 
 
+def test_the_optimizers_settings_are_those_it_was_built_with(saved):
+    folder, _ = saved
+    model, _ = build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, betas=(0.5, 0.6), weight_decay=0.7)
+    load_checkpoint(whole_checkpoints(folder)[-1], model, optimizer, ALONE)
+    assert (optimizer.param_groups[0]["betas"], optimizer.param_groups[0]["weight_decay"]) == ((0.5, 0.6), 0.7)
+    assert {int(state["step"]) for state in optimizer.state.values()} == {2}
+
+
 @pytest.mark.parametrize("damage", ["truncate", "delete", "manifest"])
 def test_a_damaged_one_is_never_taken(saved, damage):
     folder, model = saved
-    path = save_checkpoint(folder, 7, model, torch.optim.AdamW(model.parameters()), ALONE)
+    path = save_checkpoint(folder, 7, state_of(model), ALONE)
     largest = max(path.glob("*.distcp"), key=lambda f: f.stat().st_size)
     if damage == "truncate":
         os.truncate(largest, largest.stat().st_size - 1)
@@ -110,7 +123,7 @@ def test_leftovers_of_a_killed_save_are_replaced(saved):
     partial = folder / "step-00000003.partial"
     partial.mkdir()
     (partial / "__0_0.distcp").write_bytes(b"half")
-    save_checkpoint(folder, 3, model, torch.optim.AdamW(model.parameters()), ALONE)
+    save_checkpoint(folder, 3, state_of(model), ALONE)
     assert not partial.exists()
     assert [c.step for c in whole_checkpoints(folder)] == [2, 3]
 
@@ -123,5 +136,5 @@ def test_a_save_that_fails_leaves_the_older_ones(saved, monkeypatch):
 
     monkeypatch.setattr("torch.distributed.checkpoint.save", full_disk)
     with pytest.raises(OSError, match="No space left"):
-        save_checkpoint(folder, 9, model, torch.optim.AdamW(model.parameters()), ALONE)
+        save_checkpoint(folder, 9, state_of(model), ALONE)
     assert [c.step for c in whole_checkpoints(folder)] == [2]

@@ -12,8 +12,11 @@ from torch.distributed.checkpoint import CheckpointException
 
 from ac_recipes.errors import LostPeerError, RankError, RunError
 from ac_recipes.invocation import Invocation
-from ac_recipes.training.faults import is_disk_full, is_out_of_memory
+from ac_recipes.training.faults import Faults, is_disk_full, is_out_of_memory
+from ac_recipes.training.manifest import Checkpoint, record_files, write_manifest
 from ac_recipes.training.memory import memory_limit
+from ac_recipes.training.ranks import Ranks
+from ac_recipes.training.run_folder import RunFolder
 from ac_recipes.training.trainer import Trainer, train
 
 INVOCATION = Invocation(("train", "tiny.yaml", "--nproc-per-node", "2", "--optimizer.lr", "0.1", "--json"))
@@ -21,27 +24,26 @@ MACHINE = f"{memory_limit(torch.device('cpu')) / 2**30:.1f} GiB"
 
 
 @pytest.fixture
-def told(tiny, monkeypatch):
-    """The error that a run ends with when `error` is raised in its fourth step; RUN in place of its folder."""
+def told(tmp_path):
+    """The error that a run with a checkpoint of step 3 ends with when `error` is raised in step 4; RUN in place of its
+    folder."""
+    run = RunFolder(tmp_path)
+    path = run.checkpoints / "step-00000003"
+    path.mkdir(parents=True)
+    (path / ".metadata").touch()
+    write_manifest(Checkpoint(path, 3, 1, None, record_files(path)), path)
+    faults = Faults(run, INVOCATION, Ranks(0, 1, torch.device("cpu")))
+    faults.when = "in step 4"
 
     def of(error):
-        microbatches = Trainer.microbatches
-
-        def fail(self):
-            if self.steps_done == 3:
-                raise error
-            return microbatches(self)
-
-        monkeypatch.setattr(Trainer, "microbatches", fail)
-        with pytest.raises(RunError) as caught:
-            train(tiny(), "tiny", invocation=INVOCATION)
-        (run,) = Path(tiny().run.dir).iterdir()
-        return caught.value, str(caught.value).replace(str(run), "RUN")
+        with pytest.raises(RunError) as caught, faults.explained():
+            raise error
+        return caught.value, str(caught.value).replace(str(tmp_path), "RUN")
 
     return of
 
 
-KEPT = "the newest checkpoint is RUN/checkpoints/step-00000002"
+KEPT = "the newest checkpoint is RUN/checkpoints/step-00000003"
 GO_ON = "go on with: ac-recipes train tiny.yaml --nproc-per-node 2 --optimizer.lr 0.1 --json --resume RUN"
 
 

@@ -3,8 +3,9 @@
 import pytest
 
 from ac_recipes.training import retention
+from ac_recipes.training.checkpoint import discard_partial, found_checkpoints, whole_checkpoints
 from ac_recipes.training.config import CheckpointConfig
-from ac_recipes.training.manifest import Checkpoint
+from ac_recipes.training.manifest import Checkpoint, record_files, write_manifest
 
 LOSSES = {1: 3.0, 2: 1.0, 3: None, 4: 1.0, 5: 2.0, 6: 2.5}
 
@@ -25,6 +26,27 @@ def test_the_newest_and_the_best_are_kept(tmp_path, keep_last, keep_best, left):
     config = CheckpointConfig(keep_last=keep_last, keep_best=keep_best)
     gone = {checkpoint.step for checkpoint in retention.superseded(checkpoints[::-1], config)}
     assert sorted(set(LOSSES) - gone) == left
+
+
+def test_a_deletion_that_is_interrupted_leaves_nothing_that_looks_damaged(tmp_path, monkeypatch):
+    names = [f"step-0000000{step}" for step in (1, 2)]
+    for step, name in enumerate(names, 1):
+        path = tmp_path / name
+        path.mkdir()
+        (path / ".metadata").touch()
+        write_manifest(Checkpoint(path, step, 1, None, record_files(path)), path)
+
+    def killed(path):
+        (path / ".metadata").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(retention.shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            retention.remove(whole_checkpoints(tmp_path)[0])
+    assert [found.path.name for found in found_checkpoints(tmp_path)] == names[1:]
+    discard_partial(tmp_path)  # as the next save does
+    assert [path.name for path in tmp_path.iterdir()] == names[1:]
 
 
 @pytest.mark.parametrize(

@@ -51,16 +51,15 @@ def test_the_best_needs_something_held_out(tiny):
         train(tiny(*KEEP, "dataset.validation_fraction=0"), "tiny")
 
 
-def test_a_full_disk_is_told_and_what_was_saved_is_kept(tiny, tmp_path, monkeypatch):
+def test_a_full_disk_is_told_and_what_was_saved_is_kept(tiny, trained, tmp_path, monkeypatch):
     written = dcp.save
 
-    def full_at_step_4(state, checkpoint_id):
-        written(state, checkpoint_id=checkpoint_id)
+    def full_at_step_4(state, checkpoint_id, **options):
+        written(state, checkpoint_id=checkpoint_id, **options)
         if "step-00000004" in str(checkpoint_id):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(checkpoint_id / "__0_0.distcp"))
 
     recipe = tiny()
-    expected = losses(RunFolder(train(recipe, "other").run))
     with monkeypatch.context() as patch:
         patch.setattr(dcp, "save", full_at_step_4)
         with pytest.raises(RunError) as caught:
@@ -75,17 +74,17 @@ def test_a_full_disk_is_told_and_what_was_saved_is_kept(tiny, tmp_path, monkeypa
     assert not list(run.checkpoints.glob("*.partial")), "what could not be completed does not fill the disk further"
     train(recipe, "tiny", resume=run.path)
     assert steps(run) == [2, 4, 6]
-    assert losses(run) == expected
+    assert losses(run) == losses(RunFolder(trained().run))
 
 
 def test_a_write_that_the_system_cuts_off_is_told(tiny, monkeypatch):
     """A real failure in the middle of a file: for the time of the save, no file may have more than 64 KiB."""
     save, (soft, hard) = dcp.save, resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def limited(state, checkpoint_id):
+    def limited(state, checkpoint_id, **options):
         resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, hard))
         try:
-            save(state, checkpoint_id=checkpoint_id)
+            save(state, checkpoint_id=checkpoint_id, **options)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 

@@ -13,6 +13,7 @@ from ac_recipes.launch import STOP_FILE
 from ac_recipes.training.checkpoint import whole_checkpoints
 from ac_recipes.training.ranks import Ranks
 from ac_recipes.training.run_folder import RunFolder
+from ac_recipes.training.saving import Saver
 from ac_recipes.training.signals import StopRequest
 from ac_recipes.training.trainer import Trainer, train
 
@@ -41,9 +42,8 @@ def losses(run):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_ends_well_and_goes_on_to_the_bit(tiny, signalled, monkeypatch, capsys, signum):
+def test_a_run_ends_well_and_goes_on_to_the_bit(tiny, trained, signalled, monkeypatch, capsys, signum):  # noqa: PLR0917
     recipe = tiny("step_scheduler.ckpt_every_steps=null")
-    expected = losses(train(recipe, "tiny").run)
     with monkeypatch.context():
         signalled(signum)
         stopped = train(recipe, "tiny", invocation=Invocation(("train", "my tiny.yaml", "--json")))
@@ -52,7 +52,21 @@ def test_a_run_ends_well_and_goes_on_to_the_bit(tiny, signalled, monkeypatch, ca
     told = f"stopped by {signum.name} after step 3; go on with: ac-recipes train 'my tiny.yaml' --json --resume "
     assert capsys.readouterr().out.splitlines()[-1] == f"{told}{stopped.run}"
     monkeypatch.undo()
-    assert losses(train(recipe, "tiny", resume=stopped.run).run) == expected
+    assert losses(train(recipe, "tiny", resume=stopped.run).run) == losses(trained().run)
+
+
+def test_a_run_that_is_told_to_end_while_it_saves_makes_no_further_step(tiny, monkeypatch, capsys):
+    save = Saver.save
+
+    def told_meanwhile(self, step, validation_loss):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return save(self, step, validation_loss)
+
+    monkeypatch.setattr(Saver, "save", told_meanwhile)
+    stopped = train(tiny(), "tiny")
+    assert (stopped.steps, stopped.stopped_by) == (2, "SIGTERM")
+    assert [c.step for c in whole_checkpoints(stopped.run / "checkpoints")] == [2]
+    assert "stopped by SIGTERM after step 2; go on with: " in capsys.readouterr().out
 
 
 def test_where_nothing_may_be_saved_the_run_says_so(tiny, signalled):

@@ -17,19 +17,23 @@ GPT2 = "model.config={model_type: gpt2, n_embd: 32, n_layer: 2, n_head: 4, n_pos
 DROPOUT = "resid_pdrop: 0.5, embd_pdrop: 0.5, attn_pdrop: 0.5"
 
 
+NOISY = GPT2.replace("DROPOUT", DROPOUT)
+"""Random numbers in every step."""
+
+
 def losses(result):
     return {line["step"]: line["loss"] for line in RunFolder(result.run).read_metrics() if "loss" in line}
 
 
 def final_weights(result):
-    newest = whole_checkpoints(result.run / "checkpoints")[-1].path
-    dcp_to_torch_save(newest, result.run / "weights.pt")
-    return torch.load(result.run / "weights.pt")["model"]
+    file = result.run.with_suffix(".pt")
+    dcp_to_torch_save(whole_checkpoints(result.run / "checkpoints")[-1].path, file)
+    return torch.load(file)["model"]
 
 
-def test_a_run_leaves_everything_to_look_at_and_to_go_on_with(tiny, capsys):
-    result = train(tiny(), "tiny")
-    lines = capsys.readouterr().out.splitlines()
+def test_a_run_leaves_everything_to_look_at_and_to_go_on_with(trained):
+    result = trained()
+    lines = result.out.splitlines()
     table = next(i for i, line in enumerate(lines) if line.startswith("setting"))
     first_step = next(i for i, line in enumerate(lines) if line.startswith("step "))
     assert table < first_step
@@ -48,32 +52,37 @@ def test_a_run_leaves_everything_to_look_at_and_to_go_on_with(tiny, capsys):
     assert losses(result)[6] < losses(result)[1]
 
 
-def test_off_says_off(tiny, capsys):
-    train(tiny("distributed.activation_checkpointing=false", "step_scheduler.max_steps=1"), "tiny")
-    out = capsys.readouterr().out
-    assert any(line.split()[:4] == ["activation", "checkpointing", "none", "none"] for line in out.splitlines())
+def test_off_says_off(trained):
+    lines = trained("distributed.activation_checkpointing=false").out.splitlines()
+    assert any(line.split()[:4] == ["activation", "checkpointing", "none", "none"] for line in lines)
 
 
-@pytest.mark.parametrize("kind", ["fused", "plain"])
-def test_checkpointing_changes_no_bit_of_the_losses_and_the_weights(tiny, kind):
-    on = train(tiny(f"loss_fn.kind={kind}"), "tiny")
-    off = train(tiny(f"loss_fn.kind={kind}", "distributed.activation_checkpointing=false"), "tiny")
-    assert losses(on) == losses(off)
-    left, right = final_weights(on), final_weights(off)
+@pytest.mark.parametrize(
+    ("other", "asked"),
+    [
+        ((), "false"),
+        ((), "selective"),
+        ((), '{policy: selective, save: ["mlp.*"], layers: "1"}'),
+        (("loss_fn.kind=plain",), "false"),
+        ((NOISY,), "false"),
+    ],
+)
+def test_checkpointing_changes_no_bit_of_the_losses_and_the_weights(trained, other, asked):
+    full = trained(*other)
+    result = trained(*other, f"distributed.activation_checkpointing={asked}")
+    assert losses(full) == losses(result)
+    left, right = final_weights(full), final_weights(result)
     assert left.keys() == right.keys()
     assert all(torch.equal(left[name], right[name]) for name in left)
 
 
-def test_accumulation_is_one_big_batch(tiny):
-    whole = losses(train(tiny("step_scheduler.local_batch_size=4"), "tiny"))
-    parts = losses(train(tiny("step_scheduler.local_batch_size=1"), "tiny"))
+def test_accumulation_is_one_big_batch(trained):
+    whole, parts = losses(trained("step_scheduler.local_batch_size=4")), losses(trained())
     assert all(math.isclose(whole[step], parts[step], rel_tol=1e-5) for step in whole)
 
 
 @pytest.mark.parametrize("switch", ["true", "false", "selective"])
-def test_a_run_that_stopped_resumes_to_the_bit_with_checkpointing_toggled(tiny, switch, monkeypatch, capsys):
-    noisy = GPT2.replace("DROPOUT", DROPOUT)  # random numbers in every step
-    expected = losses(train(tiny(noisy), "tiny"))
+def test_a_run_that_stopped_resumes_to_the_bit_with_checkpointing_toggled(tiny, trained, switch, monkeypatch, capsys):
 
     class Killed(BaseException):
         pass
@@ -88,11 +97,11 @@ def test_a_run_that_stopped_resumes_to_the_bit_with_checkpointing_toggled(tiny, 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", die_at_step_5)
         with pytest.raises(Killed):
-            train(tiny(noisy), "tiny")
-    recipe = tiny(noisy, f"distributed.activation_checkpointing={switch}")
+            train(tiny(NOISY), "tiny")
+    recipe = tiny(NOISY, f"distributed.activation_checkpointing={switch}")
     newest = find_run(recipe, "tiny", str(sorted(Path(recipe.run.dir).iterdir())[-1]))
     result = train(recipe, "tiny", resume=newest)
-    assert losses(result) == expected
+    assert losses(result) == losses(trained(NOISY))
     changed = "changed since the run was last started: distributed.activation_checkpointing: full -> "
     now = {"true": None, "false": "none", "selective": "selective"}[switch]
     told = [line.removeprefix(changed) for line in capsys.readouterr().out.splitlines() if line.startswith(changed)]
@@ -103,6 +112,8 @@ def test_resume_refuses_another_model_and_a_run_without_a_checkpoint(tiny, tmp_p
     result = train(tiny("step_scheduler.max_steps=2"), "tiny")
     with pytest.raises(UsageError, match=r"model\.config\.hidden_size was 32 in .* and is now 64"):
         find_run(tiny("model.config.hidden_size=64"), "tiny", str(result.run))
+    with pytest.raises(UsageError, match=r"step_scheduler\.global_batch_size was 4 in .* and is now 8; .* start a new"):
+        find_run(tiny("step_scheduler.global_batch_size=8"), "tiny", str(result.run))
     with pytest.raises(UsageError, match="not the folder of a run"):
         find_run(tiny(), "tiny", str(tmp_path))
     empty = RunFolder.create(tmp_path / "other", "tiny", tiny())
@@ -149,23 +160,14 @@ def test_a_batch_without_a_label_is_a_loss_of_zero(tiny, monkeypatch):
     assert set(losses(train(tiny(), "tiny")).values()) == {0.0}
 
 
-def test_validation_is_without_dropout_and_changes_nothing_of_the_training(tiny):
-    noisy = GPT2.replace("DROPOUT", DROPOUT)
-    quiet = GPT2.replace("DROPOUT", DROPOUT.replace("0.5", "0.0"))
-
+def test_validation_is_without_dropout_and_changes_nothing_of_the_training(trained):
     def first_validation(result):
         return next(x["validation_loss"] for x in RunFolder(result.run).read_metrics() if "validation_loss" in x)
 
-    often = train(tiny(noisy, "step_scheduler.val_every_steps=1"), "tiny")
-    never = train(tiny(noisy, "step_scheduler.val_every_steps=null"), "tiny")
-    assert losses(often) == losses(never)
-    assert first_validation(often) == first_validation(train(tiny(quiet), "tiny"))
-
-
-def test_dropout_is_the_same_with_checkpointing_on_and_off(tiny):
-    noisy = GPT2.replace("DROPOUT", DROPOUT)
-    off = tiny(noisy, "distributed.activation_checkpointing=false")
-    assert losses(train(tiny(noisy), "tiny")) == losses(train(off, "tiny"))
+    never = trained(NOISY, "step_scheduler.val_every_steps=null")
+    assert losses(trained(NOISY)) == losses(never)
+    quiet = GPT2.replace("DROPOUT", DROPOUT.replace("0.5", "0.0"))
+    assert first_validation(trained(NOISY)) == first_validation(trained(quiet, "step_scheduler.max_steps=1"))
 
 
 def test_a_vocabulary_that_the_text_does_not_fill_is_shown(tiny, capsys):
@@ -202,12 +204,3 @@ def test_resuming_a_finished_run_says_that_nothing_is_left(tiny, capsys):
 def test_bfloat16_trains(tiny):
     result = losses(train(tiny("model.dtype=bfloat16"), "tiny"))
     assert result[6] < result[1]
-
-
-@pytest.mark.parametrize("asked", ["false", "selective", '{policy: selective, save: ["mlp.*"], layers: "1"}'])
-def test_the_policy_does_not_change_the_run(tiny, asked):
-    expected = train(tiny("step_scheduler.max_steps=4"), "tiny")
-    result = train(tiny("step_scheduler.max_steps=4", f"distributed.activation_checkpointing={asked}"), "tiny")
-    assert losses(result) == losses(expected)
-    left, right = final_weights(result), final_weights(expected)
-    assert all(torch.equal(left[name], right[name]) for name in left)

@@ -4,13 +4,14 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
 from ac_recipes.data.config import VALIDATION_FRACTION, DatasetConfig, TextDatasetConfig
 from ac_recipes.data.encode import encode_records
 from ac_recipes.data.examples import Examples, Padded, Shifted
+from ac_recipes.data.holdout import places_to_hold_out
 from ac_recipes.data.packing import Packed
 from ac_recipes.data.records import Record, read_records
 from ac_recipes.data.text import Windows, cut_windows, read_documents
@@ -25,8 +26,9 @@ from ac_recipes.errors import UsageError
 from ac_recipes.images.config import DigitsDatasetConfig
 from ac_recipes.images.digits import Digits, read_digits, texts
 from ac_recipes.images.examples import IMAGE, SPECIAL_TOKENS, image_examples
-from ac_recipes.images.layout import layout_of
+from ac_recipes.images.layout import image_problems, layout_of
 from ac_recipes.model_config import transformers_config
+from ac_recipes.pretrained import load_config
 
 if TYPE_CHECKING:
     from ac_recipes.recipe import Recipe
@@ -121,7 +123,9 @@ def _prepared(
     examples, notes = _tokenize(source, recipe.dataset, tokenizer, recipe.loss_fn.ignore_index)
     if held_out is None:
         fraction = recipe.dataset.validation_fraction
-        train, validation = hold_out(examples, VALIDATION_FRACTION if fraction is None else fraction)
+        fraction = VALIDATION_FRACTION if fraction is None else fraction
+        kept, chosen = places_to_hold_out(len(examples), fraction, _unit(examples))
+        train, validation = _pick(examples, kept), _pick(examples, chosen)
     else:
         train = examples
         validation, _ = _tokenize(
@@ -139,21 +143,6 @@ def _prepared(
     )
 
 
-def hold_out(examples: Tokenized, fraction: float) -> tuple[Tokenized, Tokenized]:
-    """Split evenly spaced examples off, rather than the last ones: both sides then see every kind of example.
-
-    Raises:
-        UsageError: nothing is left to train on.
-    """
-    count = len(examples)
-    held_out = round(count * fraction)
-    if held_out >= count:
-        raise UsageError(f"dataset.validation_fraction: of {count} {_unit(examples)} none is left to train on")
-    chosen = {(i + 1) * count // held_out - 1 for i in range(held_out)}
-    rest = [i for i in range(count) if i not in chosen]
-    return _pick(examples, rest), _pick(examples, sorted(chosen))
-
-
 def fingerprint_of(source: Source) -> str:
     """SHA-256 over documents, records or images."""
     if isinstance(source, Digits):
@@ -168,15 +157,43 @@ def fingerprint_of(source: Source) -> str:
 
 
 def _conversations(digits: Digits, recipe: "Recipe", tokenizer: PreTrainedTokenizerBase, fingerprint: str) -> Prepared:
-    layout = layout_of(transformers_config(recipe.model.config))
+    image_token = _image_token(tokenizer)
+    layout = layout_of(_image_model_config(recipe, image_token))
     train, held_out = image_examples(digits, tokenizer, recipe.dataset, layout, recipe.loss_fn.ignore_index)
     questions = train.input_ids.shape[1]
     detail = (
         f"{len(train.images)} images, {len(held_out.images)} held out; {questions} questions about each, "
         f"{layout.tokens} tokens an image"
     )
-    fields = {"image_token_id": tokenizer.convert_tokens_to_ids(IMAGE)}
-    return Prepared(train, held_out, tokenizer, fingerprint, detail, fields)
+    return Prepared(train, held_out, tokenizer, fingerprint, detail, {"image_token_id": image_token})
+
+
+def _image_token(tokenizer: PreTrainedTokenizerBase) -> int:
+    known = tokenizer.get_vocab()
+    for token in SPECIAL_TOKENS:
+        if token not in known:
+            raise UsageError(
+                f"tokenizer: {tokenizer.name_or_path or 'it'} has no token {token!r}, and conversations about digits "
+                f"are written with {', '.join(SPECIAL_TOKENS)}; leave pretrained_model_name_or_path out, or name a "
+                "tokenizer that has them"
+            )
+    return known[IMAGE]
+
+
+def _image_model_config(recipe: "Recipe", image_token: int) -> Any:
+    """transformers' configuration of the model, which can be shown the images."""
+    name = recipe.model.pretrained_model_name_or_path
+    if name is None:
+        return transformers_config(recipe.model.config)
+    config = load_config(name)
+    for problem in image_problems(recipe, config):
+        raise UsageError(f"model.pretrained_model_name_or_path: {name}: {problem.message}")
+    if config.image_token_id != image_token:
+        raise UsageError(
+            f"tokenizer: its token {IMAGE!r} is {image_token}, and {name} takes {config.image_token_id} for an image; "
+            "use the model's own"
+        )
+    return config
 
 
 def _tokenize(

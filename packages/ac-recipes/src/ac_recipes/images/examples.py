@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from ac_recipes.data.holdout import places_to_hold_out
 from ac_recipes.errors import UsageError
 from ac_recipes.images.config import DigitsDatasetConfig
 from ac_recipes.images.digits import QUESTIONS, Digits
@@ -53,27 +54,22 @@ def image_examples(
     layout: ImageLayout,
     ignore_index: int,
 ) -> tuple[ImageExamples, ImageExamples]:
-    """Those to train on, and those about the images that are held out, which are evenly spaced.
+    """Those to train on, and those about the images that are held out.
 
     Raises:
         UsageError: a conversation is longer than `sequence_length`, or no image is left to train on.
     """
-    count = len(digits.targets)
-    held_out = round(count * config.validation_fraction)
-    if held_out >= count:
-        raise UsageError(f"dataset.validation_fraction: of {count} images none is left to train on")
-    is_held_out = torch.zeros(count, dtype=torch.bool)
-    is_held_out[[(i + 1) * count // held_out - 1 for i in range(held_out)]] = True
+    kept, held_out = places_to_hold_out(len(digits.targets), config.validation_fraction, "images")
     # Ten digits make ten different answers to a question: each is encoded once.
     input_ids, labels = _encode(tokenizer, config.sequence_length, layout.tokens, ignore_index)
 
-    def chosen(those: Tensor) -> ImageExamples:
+    def chosen(those: list[int]) -> ImageExamples:
         targets = digits.targets[those]
         return ImageExamples(
             images=digits.images[those], input_ids=input_ids[targets], labels=labels[targets], layout=layout
         )
 
-    return chosen(~is_held_out), chosen(is_held_out)
+    return chosen(kept), chosen(held_out)
 
 
 def _encode(

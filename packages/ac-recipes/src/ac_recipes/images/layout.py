@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ac_recipes.images.config import DigitsDatasetConfig
+from ac_recipes.model_class import reads_images
 from ac_recipes.reader import Problem
 from ac_recipes.recipe import Recipe
 
@@ -35,8 +36,17 @@ def layout_of(config: Any) -> ImageLayout:
 
 
 def image_problems(recipe: Recipe, config: Any) -> Iterator[Problem]:
-    """Why the images of `recipe` cannot be shown to the model that has transformers' configuration `config`."""
+    """Why the images of `recipe` cannot be shown to the model that has transformers' configuration `config`, or why
+    that model cannot do without. Imports transformers."""
     if not isinstance(recipe.dataset, DigitsDatasetConfig):
+        # Which parts of it train all the same, with others frozen or adapters alone, is known when it is built.
+        if recipe.peft is None and recipe.freeze_config is None and reads_images(config):
+            yield Problem(
+                path=("model", "config", "model_type"),
+                message=f"{config.model_type} reads images, and dataset.kind {recipe.dataset.kind!r} has none, so that "
+                "its vision tower would get no gradient and never be trained; use dataset.kind 'digits', or train a "
+                "language model",
+            )
         return
     if config.model_type not in FAMILIES:
         yield Problem(
@@ -44,7 +54,7 @@ def image_problems(recipe: Recipe, config: Any) -> Iterator[Problem]:
             message=f"dataset.kind 'digits' can be shown to {' and '.join(FAMILIES)}, not to {config.model_type}",
         )
         return
-    if "image_token_id" in recipe.model.config:
+    if "image_token_id" in (recipe.model.config or {}):
         message = "the tokenizer of the run decides it; leave it out"
         yield Problem(path=("model", "config", "image_token_id"), message=message, at_key=True)
     vision, scale = config.vision_config, config.scale_factor

@@ -15,6 +15,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,32 +27,42 @@ from torch.optim import Optimizer
 
 from ac_recipes.training.manifest import Checkpoint, read_manifest, record_files, write_manifest
 from ac_recipes.training.ranks import Ranks
+from ac_recipes.training.rng import rng_state, set_rng_state
 
 
-def save_checkpoint(  # noqa: PLR0917 - what is saved, and by whom
-    folder: Path,
-    step: int,
-    model: nn.Module,
-    optimizer: Optimizer,
-    ranks: Ranks,
-    validation_loss: float | None = None,
-) -> Path:
-    """Write `folder/step-N` from every rank; returns its path. The model and the optimizer are not changed.
+@dataclass(frozen=True)
+class RunState:
+    """What a checkpoint holds, of one rank: references, no copies.
 
-    Holds the parameters and buffers under the names that the model has without checkpointing, the optimizer's state
-    by parameter name, and every rank's random-number state.
+    model: parameters and buffers under the names that the model has without checkpointing. optimizer: its state by
+    parameter name. rng: the rank's random-number state.
     """
+
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    rng: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, model: nn.Module, optimizer: Optimizer, device: torch.device) -> "RunState":
+        """Neither is changed."""
+        return cls(*get_state_dict(model, optimizer), rng_state(device))
+
+
+def save_checkpoint(
+    folder: Path, step: int, state: RunState, ranks: Ranks, validation_loss: float | None = None
+) -> Path:
+    """Write `folder/step-N` from every rank; returns its path."""
     final = folder / f"step-{step:08d}"
     partial = final.with_name(f"{final.name}.partial")
     if ranks.is_first:
         discard_partial(folder)
         partial.mkdir(parents=True)
     ranks.wait()
-    model_state, optimizer_state = get_state_dict(model, optimizer)
     with _single_process_is_fine():
         dcp.save(
-            {"model": model_state, "optimizer": optimizer_state, "rng": {str(ranks.rank): _rng_state(ranks)}},
+            {"model": state.model, "optimizer": state.optimizer, "rng": {str(ranks.rank): state.rng}},
             checkpoint_id=partial,
+            process_group=ranks.group,
         )
     ranks.wait()
     shares = ranks.gather(record_files(partial, ranks.rank, ranks.world_size))
@@ -87,6 +98,8 @@ def found_checkpoints(folder: Path) -> list[Checkpoint | str]:
 def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> bool:
     """Load into a model and an optimizer built as they were; the number of ranks and the strategy may differ.
 
+    The optimizer's settings (betas, weight decay, ...) stay those that it was built with.
+
     Returns:
         Whether the random-number state was restored: it belongs to a rank, so only on as many ranks as wrote it.
     """
@@ -94,26 +107,16 @@ def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimiz
     state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
     same_ranks = checkpoint.world_size == ranks.world_size
     if same_ranks:
-        state["rng"] = {str(ranks.rank): _rng_state(ranks)}
+        state["rng"] = {str(ranks.rank): rng_state(ranks.device)}
     with _single_process_is_fine():
         dcp.load(state, checkpoint_id=checkpoint.path)
+    settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    for group, asked in zip(optimizer.param_groups, settings, strict=True):
+        group.update(asked)
     if same_ranks:
-        _set_rng_state(state["rng"][str(ranks.rank)], ranks)
+        set_rng_state(state["rng"][str(ranks.rank)], ranks.device)
     return same_ranks
-
-
-def _rng_state(ranks: Ranks) -> dict[str, Tensor]:
-    state = {"cpu": torch.get_rng_state()}
-    if ranks.device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(ranks.device)
-    return state
-
-
-def _set_rng_state(state: dict[str, Tensor], ranks: Ranks) -> None:
-    torch.set_rng_state(state["cpu"])
-    if ranks.device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"], ranks.device)
 
 
 @contextmanager

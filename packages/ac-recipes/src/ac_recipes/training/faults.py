@@ -23,14 +23,23 @@ _NO_MEMORY_TEXT = ("not enough memory", "can't allocate memory", "Cannot allocat
 _LOST_PEER_TEXT = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 
 
+class NotFiniteError(ArithmeticError):
+    """The loss or the gradient norm of step `step` is NaN or infinite, on all ranks. Its update was not made."""
+
+    def __init__(self, what: str, value: float, step: int) -> None:
+        super().__init__(f"the {what} is {value} at step {step}")
+
+
 class Faults:
     """Turns what ends a run into a `RunError` that names the remedy. What a run has saved is never touched.
 
     when: what the run is doing, for its last words; whoever goes on to something else says so.
+    unsaved: why what was trained since the newest checkpoint could not be saved, where that was tried.
     """
 
     def __init__(self, run: RunFolder, invocation: Invocation, ranks: Ranks) -> None:
         self.when = "while the run was set up"
+        self.unsaved: str | None = None
         self._run = run
         self._invocation = invocation
         self._ranks = ranks
@@ -40,12 +49,13 @@ class Faults:
         """Around the run.
 
         Raises:
+            RunError: a loss that is not finite.
             RankError: out of memory, a disk that is full, a file that cannot be read; another rank is gone. Whatever
                 else is raised is a mistake of the program and goes through with its traceback.
         """
         try:
             yield
-        except (RuntimeError, OSError, MemoryError, UsageError) as error:
+        except (RuntimeError, OSError, MemoryError, UsageError, NotFiniteError) as error:
             if (known := self.explain(error)) is None:
                 raise
             raise known from error
@@ -54,22 +64,19 @@ class Faults:
         """`error` as the run's last words; None if it is not known, or has been explained already."""
         if isinstance(error, RunError) or (isinstance(error, UsageError) and not is_out_of_memory(error)):
             return None
+        if isinstance(error, NotFiniteError):
+            return RunError(
+                f"{error}; {self.kept()}. Try a smaller optimizer.lr, a longer lr_scheduler.lr_warmup_steps or a "
+                f"smaller clip_grad_norm.max_norm; {self.go_on()}"
+            )
         if is_out_of_memory(error):
             return RankError(self._out_of_memory(error))
-        if is_disk_full(error):
-            return RankError(f"{_reason(error)}, {self.when}; {self.kept()}. Make room, and {self.go_on()}")
         if any(text in str(error) for text in _LOST_PEER_TEXT):
             return LostPeerError(f"another rank has ended, {self.when}, and says why on its node; {self.kept()}")
-        if isinstance(error, OSError):
-            return RankError(f"{_reason(error)}, {self.when}; {self.kept()}. Once it is mended, {self.go_on()}")
+        if is_disk_full(error) or isinstance(error, OSError):
+            remedy = "Make room, and" if is_disk_full(error) else "Once it is mended,"
+            return RankError(f"{reason_of(error)}, {self.when}; {self.kept()}. {remedy} {self.go_on()}")
         return None
-
-    def not_finite(self, what: str, value: float, step: int) -> RunError:
-        """The loss or the gradient norm of step `step` is NaN or infinite. The optimizer has not stepped on it."""
-        return RunError(
-            f"the {what} is {value} at step {step}; {self.kept()}. Try a smaller optimizer.lr, a longer "
-            f"lr_scheduler.lr_warmup_steps or a smaller clip_grad_norm.max_norm; {self.go_on()}"
-        )
 
     def not_saved(self, error: BaseException, step: int) -> RunError:
         """The checkpoint of step `step` could not be written."""
@@ -77,14 +84,15 @@ class Faults:
         if (known := self.explain(error)) is not None:
             return known
         return RunError(
-            f"the checkpoint of step {step} cannot be written to {self._run.checkpoints}: {_reason(error)}; "
+            f"the checkpoint of step {step} cannot be written to {self._run.checkpoints}: {reason_of(error)}; "
             f"{self.kept()}. Once it is mended, {self.go_on()}"
         )
 
     def kept(self) -> str:
         """The newest checkpoint that a run can go on from."""
         saved = whole_checkpoints(self._run.checkpoints)
-        return f"the newest checkpoint is {saved[-1].path}" if saved else "no checkpoint was written yet"
+        newest = f"the newest checkpoint is {saved[-1].path}" if saved else "no checkpoint was written yet"
+        return newest if self.unsaved is None else f"{newest} (the steps since could not be saved: {self.unsaved})"
 
     def go_on(self) -> str:
         """How to go on from there."""
@@ -97,14 +105,14 @@ class Faults:
         limit = memory_limit(device)
         where = f"on {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "for this process"
         return (
-            f"out of memory {where} ({limit / _GIB:.1f} GiB), {self.when}: {_reason(error)}; {self.kept()}. Find what "
-            f"fits with: {self._invocation.plan(limit)}"
+            f"out of memory {where} ({limit / _GIB:.1f} GiB), {self.when}: {reason_of(error)}; {self.kept()}. Find "
+            f"what fits with: {self._invocation.plan(limit)}"
         )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error`, or what it was raised from, is an allocation that failed, on the CPU or on a GPU."""
-    for each in _chain(error):
+    for each in causes(error):
         if isinstance(each, (MemoryError, torch.OutOfMemoryError)):
             return True
         if isinstance(each, RuntimeError) and any(text in str(each) for text in _NO_MEMORY_TEXT):
@@ -116,23 +124,23 @@ def is_disk_full(error: BaseException) -> bool:
     """Whether `error`, or what it was raised from, is a write for which there was no room."""
     return any(
         (isinstance(each, OSError) and each.errno in _NO_SPACE) or any(text in str(each) for text in _NO_SPACE_TEXT)
-        for each in _chain(error)
+        for each in causes(error)
     )
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def causes(error: BaseException | None) -> Iterator[BaseException]:
     """`error` and what it came from: causes, what it was raised in the handling of, what it collects from ranks."""
     while error is not None:
         yield error
         if isinstance(error, CheckpointException):
             for failure, _stack in error.failures.values():
-                yield from _chain(failure)
+                yield from causes(failure)
         error = error.__cause__ or error.__context__
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """What went wrong in one line: in the system's words, with the file, if a system call is what failed."""
-    chain = list(_chain(error))
+    chain = list(causes(error))
     if failed := next((each for each in chain if isinstance(each, OSError) and each.strerror), None):
         return f"{failed.filename}: {failed.strerror}" if failed.filename else str(failed.strerror)
     if any(_CUT_OFF_TEXT in str(each) for each in chain):

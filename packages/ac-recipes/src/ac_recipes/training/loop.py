@@ -12,6 +12,7 @@ from ac_recipes.training.console import RunConsole
 from ac_recipes.training.faults import Faults
 from ac_recipes.training.metrics import MetricsLog
 from ac_recipes.training.ranks import Ranks
+from ac_recipes.training.rescue import Rescue
 from ac_recipes.training.saving import Saver
 from ac_recipes.training.signals import StopRequest
 
@@ -61,6 +62,7 @@ class Loop:
     saver: Saver
     log: MetricsLog
     faults: Faults
+    rescue: Rescue
     last_loss: float | None = None
     validated: tuple[int, float] | None = None
     """How many steps were done when the validation loss was last measured, and the loss."""
@@ -80,17 +82,16 @@ class Loop:
             RunInterruptedError: a signal ended the run, and the recipe says to write no checkpoints.
         """
         stop = StopRequest()
-        with stop.listening(), self.console.progress(self.done, self.schedule.max_steps):
+        with stop.listening(), self.console.progress(self.done, self.schedule.max_steps), self.rescue.watching():
             if self.done == 0:
                 self.validate()
             while self.done < self.schedule.max_steps:
                 self.step()
-                if (signum := stop.agreed(self.ranks)) and self.done < self.schedule.max_steps:
+                if signum := self.asked_to_end(stop):
                     return self.stop(signum)
-                if self.is_due(self.schedule.val_every_steps):
-                    self.validate()
-                if self.recipe.checkpoint.enabled and self.is_due(self.schedule.ckpt_every_steps):
-                    self.save()
+                took_time = [self.validate_if_due(), self.save_if_due()]
+                if any(took_time) and (signum := self.asked_to_end(stop)):  # who asks may not wait for another step
+                    return self.stop(signum)
         self.saver.tell_best()
         self.console.line(f"done: {self.done} steps | run folder {self.folder}")
         return self.result()
@@ -99,6 +100,11 @@ class Loop:
     def done(self) -> int:
         """Optimizer steps done."""
         return self.trainer.steps_done
+
+    def asked_to_end(self, stop: StopRequest) -> signal.Signals | None:
+        """The signal that a rank was sent, unless the run is at its end."""
+        signum = stop.agreed(self.ranks)
+        return signum if self.done < self.schedule.max_steps else None
 
     def is_due(self, every: int | None) -> bool:
         """Whether something done every so many steps is due now; at the last step it always is."""
@@ -110,6 +116,18 @@ class Loop:
         figures = self.trainer.step()
         self.last_loss = figures.loss
         self.log.step(figures, is_due=self.done == 1 or self.is_due(self.schedule.log_every_steps))
+
+    def validate_if_due(self) -> bool:
+        """Whether a validation was due, and is made."""
+        if due := self.is_due(self.schedule.val_every_steps):
+            self.validate()
+        return due
+
+    def save_if_due(self) -> bool:
+        """Whether a checkpoint was due, and is written."""
+        if due := self.recipe.checkpoint.enabled and self.is_due(self.schedule.ckpt_every_steps):
+            self.save()
+        return due
 
     def validate(self) -> None:
         """Measure the validation loss, where data is held out."""
@@ -129,7 +147,8 @@ class Loop:
         """End early: save, and say how to go on."""
         if not self.recipe.checkpoint.enabled:
             raise RunInterruptedError(signum, "nothing is saved, as checkpoint.enabled is false")
-        self.saver.save(self.done, self.validation_loss)
+        if self.saver.newest < self.done:
+            self.saver.save(self.done, self.validation_loss)
         self.console.line(
             f"stopped by {signum.name} after step {self.done}; go on with: {self.invocation.resume(self.folder)}"
         )

@@ -5,24 +5,19 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import (
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ac_recipes.data.packing import check_packing
 from ac_recipes.data.prepare import Prepared
 from ac_recipes.errors import UsageError
 from ac_recipes.lora import add_lora
+from ac_recipes.model_class import auto_class
 from ac_recipes.model_config import check_positions, transformers_config, with_vocabulary
 from ac_recipes.pretrained import load_model
 from ac_recipes.recipe import ModelConfig, Recipe
 from ac_recipes.training.console import Row
 from ac_recipes.training.freeze import freeze
+from ac_recipes.training.untrained import check_towers
 
 
 def trainable_model(recipe: Recipe, data: Prepared, device: torch.device) -> tuple[PreTrainedModel, list[Row]]:
@@ -39,6 +34,7 @@ def trainable_model(recipe: Recipe, data: Prepared, device: torch.device) -> tup
     frozen = freeze(model, recipe.freeze_config)
     if recipe.peft is not None:
         add_lora(model, recipe.peft, recipe.rng.seed)
+    check_towers(model, recipe)
     return model, frozen
 
 
@@ -60,11 +56,10 @@ def build_model(
     fields = with_vocabulary(config.config, vocab_size) | dict(fields or {})
     try:
         hf_config = transformers_config(fields)
-        reads_images = type(hf_config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-        auto_class = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
+        auto = auto_class(hf_config)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = auto_class.from_config(
+            model = auto.from_config(
                 hf_config, dtype=getattr(torch, config.dtype), attn_implementation=config.attn_implementation
             )
     except Exception as error:

@@ -1,6 +1,7 @@
 """What can be known before anything is started: that the recipe fits the ranks and that its data can be read."""
 
 from ac_recipes.data.prepare import read_source
+from ac_recipes.errors import UsageError
 from ac_recipes.hub import check_hub
 from ac_recipes.parallel.config import compile_config
 from ac_recipes.parallel.setup import DistributedSetup
@@ -14,10 +15,17 @@ def preflight(recipe: Recipe, world_size: int) -> BatchPlan:
     """Refuse what cannot work on `world_size` ranks; returns how a batch is shared among them.
 
     Raises:
-        UsageError: the sizes do not fit the ranks, a package is missing, or the data cannot be read.
+        UsageError: the sizes do not fit the ranks, a package is missing, the data cannot be read, or checkpoints are
+            asked for that no run could go on from.
     """
     check_trackers(recipe)
     layout = setup_of(recipe).layout(world_size)
+    if recipe.distributed.strategy == "megatron_fsdp" and layout.dp > 1 and recipe.checkpoint.enabled:
+        raise UsageError(
+            "checkpoint.enabled: with strategy 'megatron_fsdp' the optimizer's state is not restored exactly, so a run "
+            "could not go on from its checkpoints; set it to false, and the run keeps its figures and no weights, or "
+            "use strategy 'fsdp2'"
+        )
     for field, name in recipe.pretrained_names():
         check_hub(find_pretrained(name, field).name, "model", field)
     read_source(recipe.dataset)

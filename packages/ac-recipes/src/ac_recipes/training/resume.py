@@ -13,9 +13,12 @@ from ac_recipes.training.ranks import Ranks
 from ac_recipes.training.run_folder import RunFolder
 from ac_recipes.training.saving import Saver
 
-FIXED_SECTIONS = ("model", "peft", "dataset", "packed_sequence", "tokenizer", "freeze_config", "rng")
-"""What the weights and the data order of a run hang on. Everything else may change: the policy of activation
-checkpointing, the strategy, the number of steps, the learning rate."""
+FIXED = (
+    "model", "peft", "dataset", "packed_sequence", "tokenizer", "freeze_config", "rng",
+    "step_scheduler.global_batch_size",
+)  # fmt: skip
+"""Sections and fields that the weights and the data order of a run hang on. Everything else may change: the policy of
+activation checkpointing, the strategy, the number of ranks and of steps, the optimizer's settings."""
 
 
 def find_run(recipe: Recipe, name: str, folder: str) -> Path:
@@ -48,10 +51,10 @@ def find_run(recipe: Recipe, name: str, folder: str) -> Path:
             "cannot go on; start it anew, or train with strategy 'fsdp2'"
         )
     for path, was, now in differing:
-        if path.partition(".")[0] in FIXED_SECTIONS:
+        if path in FIXED or path.partition(".")[0] in FIXED:
             raise UsageError(
                 f"--resume: {path} was {was!r} in {run.path} and is now {now!r}; a run goes on with the same "
-                f"{', '.join(FIXED_SECTIONS)}. Set it back, or start a new run"
+                f"{', '.join(FIXED)}. Set it back, or start a new run"
             )
     return run.path
 

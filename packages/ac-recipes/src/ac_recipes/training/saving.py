@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from ac_recipes.errors import RunError
 from ac_recipes.training import retention
 from ac_recipes.training.checkpoint import (
+    RunState,
     discard_partial,
     found_checkpoints,
     load_checkpoint,
@@ -25,7 +26,10 @@ from ac_recipes.training.ranks import Ranks
 
 @dataclass(kw_only=True)
 class Saver:
-    """The checkpoints of one run, in `folder`. Every method is called by all ranks alike."""
+    """The checkpoints of one run, in `folder`. Every method is called by all ranks alike.
+
+    newest: steps that the newest one has done, of those that were written or loaded here; 0 without any.
+    """
 
     config: CheckpointConfig
     folder: Path
@@ -34,6 +38,7 @@ class Saver:
     faults: Faults
     model: nn.Module
     optimizer: Optimizer
+    newest: int = 0
 
     def save(self, step: int, validation_loss: float | None) -> Path:
         """Write the checkpoint of `step`, then delete those that it supersedes.
@@ -41,16 +46,21 @@ class Saver:
         Raises:
             RunError: it cannot be written; the older ones are kept.
         """
-        try:
-            path = save_checkpoint(self.folder, step, self.model, self.optimizer, self.ranks, validation_loss)
-        except (OSError, RuntimeError, MemoryError, CheckpointException) as error:
-            if self.ranks.is_first:
-                discard_partial(self.folder)
-            raise self.faults.not_saved(error, step) from error
+        state = RunState.of(self.model, self.optimizer, self.ranks.device)
+        path = self._write(step, state, self.ranks, validation_loss)
         if self.ranks.is_first:
             for checkpoint in retention.superseded(whole_checkpoints(self.folder), self.config):
                 retention.remove(checkpoint)
         return path
+
+    def rescue(self, step: int, state: RunState, ranks: Ranks) -> None:
+        """Write `state` as the checkpoint of `step` after a failure, and delete none for it. `ranks`: that can still
+        communicate.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        self._write(step, state, ranks)
 
     def resume(self) -> Checkpoint:
         """Load the newest checkpoint whose checksums are right, and tell which newer ones are damaged.
@@ -66,6 +76,7 @@ class Saver:
                 for told in damages:
                     self.console.line(f"damaged checkpoint: {told}; falling back to the older {candidate.path}")
                 with_rng = load_checkpoint(candidate, self.model, self.optimizer, self.ranks)
+                self.newest = candidate.step
                 note = "" if with_rng else " (random numbers restart: it was saved on another number of ranks)"
                 self.console.line(f"resumed from {candidate.path}, {candidate.step} steps done{note}")
                 return candidate
@@ -77,6 +88,16 @@ class Saver:
         """Name the checkpoint of the lowest validation loss, where a run was asked to keep it."""
         if self.config.keep_best and (best := retention.best(whole_checkpoints(self.folder))):
             self.console.line(f"best checkpoint {best[0].path}, validation loss {best[0].validation_loss:.4f}")
+
+    def _write(self, step: int, state: RunState, ranks: Ranks, validation_loss: float | None = None) -> Path:
+        try:
+            path = save_checkpoint(self.folder, step, state, ranks, validation_loss)
+        except (OSError, RuntimeError, MemoryError, CheckpointException) as error:
+            if ranks.is_first:
+                discard_partial(self.folder)
+            raise self.faults.not_saved(error, step) from error
+        self.newest = step
+        return path
 
     def _damage(self, checkpoint: Checkpoint) -> str | None:
         shares = self.ranks.gather(damage(checkpoint, self.ranks.rank, self.ranks.world_size))

@@ -23,7 +23,7 @@ from ac_recipes.recipe import Recipe
 from ac_recipes.trackers import open_trackers
 from ac_recipes.training.batches import BatchPlan, GlobalOrder, limited
 from ac_recipes.training.console import RunConsole
-from ac_recipes.training.faults import Faults
+from ac_recipes.training.faults import Faults, NotFiniteError
 from ac_recipes.training.loop import Loop, Result
 from ac_recipes.training.loss import HeadLoss, attach_loss
 from ac_recipes.training.memory import PeakMemory
@@ -33,9 +33,11 @@ from ac_recipes.training.optimizer import build_optimizer, learning_rate, set_le
 from ac_recipes.training.preflight import preflight, setup_of
 from ac_recipes.training.provenance import session
 from ac_recipes.training.ranks import Ranks, joined_ranks
+from ac_recipes.training.rescue import LastStep, Rescue
 from ac_recipes.training.resume import go_on, open_run
 from ac_recipes.training.saving import Saver
 from ac_recipes.training.settings import settings_table
+from ac_recipes.training.untrained import check_all_get_gradients
 
 
 def train(
@@ -70,6 +72,7 @@ def train(
         data = prepare(recipe, run, ranks, resumed=resume is not None)
         model, frozen = trainable_model(recipe, data, ranks.device)
         head_loss = attach_loss(model, recipe.loss_fn)
+        check_all_get_gradients(model, head_loss, data, recipe, ranks)
         parallel = setup_of(recipe).apply(model, ranks)
         model = parallel.model
         optimizer = parallel.finish(build_optimizer(model.parameters(), recipe.optimizer))
@@ -103,7 +106,6 @@ def train(
             optimizer=optimizer,
             data=data,
             memory=memory,
-            faults=faults,
             steps_done=done,
         )
         loop = Loop(
@@ -116,6 +118,7 @@ def train(
             saver=saver,
             log=MetricsLog(run, ranks, console, trackers, trainer.schedule.max_steps),
             faults=faults,
+            rescue=Rescue(ranks, saver, faults, trainer),
         )
         result = loop.run()
         if recipe.peft is not None:
@@ -141,10 +144,10 @@ class Trainer:
     optimizer: Optimizer
     data: Prepared
     memory: PeakMemory
-    faults: Faults
     steps_done: int = 0
 
     def __post_init__(self) -> None:
+        self.last = LastStep(self.model, self.optimizer, self.ranks.device)
         self.schedule = limited(self.recipe.step_scheduler, len(self.data.train))
         self.order = GlobalOrder(len(self.data.train), self.schedule.global_batch_size, self.recipe.rng.seed)
 
@@ -152,9 +155,11 @@ class Trainer:
         """One optimizer step over a global batch. Its loss is the mean over the batch's label tokens; without any, 0.
 
         Raises:
-            RunError: the loss or the gradient norm is not finite; the weights are those of the step before.
+            NotFiniteError: the loss or the gradient norm is not finite, on all ranks; the weights are those of the step
+                before.
         """
         started = time.perf_counter()
+        self.last.begin()
         microbatches = self.microbatches()
         ignored = self.recipe.loss_fn.ignore_index
         label_tokens = int(self.data_ranks.sum(sum(int((batch["labels"] != ignored).sum()) for batch in microbatches)))
@@ -170,12 +175,15 @@ class Trainer:
                 (loss * self.loss_factor).backward()  # the loss is divided by the tokens of all ranks
             total += loss.detach()
         loss_value = self.data_ranks.sum(total.item())
-        if not math.isfinite(loss_value):
-            raise self.faults.not_finite("loss", loss_value, self.steps_done + 1)
-        grad_norm = self.clip()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.steps_done += 1
+        if not self.is_finite_everywhere(loss_value):
+            raise NotFiniteError("loss", loss_value, self.steps_done + 1)
+        grad_norm = clip_grad_norm(self.model.parameters(), self.recipe.clip_grad_norm.max_norm, self.ranks)
+        if not math.isfinite(grad_norm):  # the same on all ranks
+            raise NotFiniteError("gradient norm", grad_norm, self.steps_done + 1)
+        with self.last.updating():
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            self.steps_done += 1
         return StepFigures(
             step=self.steps_done,
             loss=loss_value,
@@ -211,12 +219,11 @@ class Trainer:
             output = self.model(**inputs, use_cache=False)
         return self.head_loss.total(output, auxiliary_share)
 
-    def clip(self) -> float:
-        """Scale the gradients down to `clip_grad_norm.max_norm`; returns the norm before, over all ranks."""
-        value = clip_grad_norm(self.model.parameters(), self.recipe.clip_grad_norm.max_norm, self.ranks)
-        if not math.isfinite(value):
-            raise self.faults.not_finite("gradient norm", value, self.steps_done + 1)
-        return value
+    def is_finite_everywhere(self, loss: float) -> bool:
+        """Whether `loss`, which the data-parallel ranks agree on, is finite on those with the same batch as well."""
+        if self.ranks.world_size == self.data_ranks.world_size:
+            return math.isfinite(loss)
+        return not self.ranks.max(not math.isfinite(loss))
 
     @torch.no_grad()
     def validate(self) -> float | None:

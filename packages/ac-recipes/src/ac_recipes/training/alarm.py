@@ -1,0 +1,52 @@
+"""One rank of a run tells all others that it has failed, whatever they wait for."""
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ac_recipes.training.ranks import Ranks
+
+_FAILED, _OFF = 1, 0
+_NO_LIMIT = timedelta(days=365)
+
+
+class Alarm:
+    """Calls `heard`, in a thread of this rank, when another of `ranks` rings. To be made by all ranks alike.
+
+    The thread waits for a message in a process group of its own (gloo), which costs a run nothing. `heard` is to use
+    neither the process groups of the run nor what the main thread changes.
+    """
+
+    def __init__(self, ranks: Ranks, heard: Callable[[], None]) -> None:
+        self._ranks = ranks
+        self._heard = heard
+        self._group = dist.new_group(backend="gloo", timeout=_NO_LIMIT)
+        self._sent: list[dist.Work | None] = []
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def ring(self) -> None:
+        """Tell the others. Returns at once: one that has failed too may not listen any more."""
+        for rank in range(self._ranks.world_size):
+            if rank != self._ranks.rank:
+                self._send(_FAILED, rank)
+
+    def switch_off(self) -> None:
+        """End the thread of every rank. To be called by all ranks alike."""
+        self._send(_OFF, (self._ranks.rank + 1) % self._ranks.world_size)
+        self._thread.join()
+
+    def _send(self, what: int, to: int) -> None:
+        self._sent.append(dist.isend(torch.tensor([what]), to, group=self._group))
+
+    def _listen(self) -> None:
+        message = torch.empty(1, dtype=torch.int64)
+        try:
+            dist.recv(message, group=self._group)
+        except RuntimeError:  # another rank has ended without a word: the main thread finds out by itself
+            return
+        if message.item() == _FAILED:
+            self._heard()

@@ -1,0 +1,164 @@
+"""Keeping what was trained when a step fails.
+
+NOTE [ The last whole step ]
+1. Until its update begins, a step changes gradients, random numbers and buffers, and nothing else. `LastStep` holds
+   references to weights and optimizer state, and copies of the other two from before the step. What it holds is
+   therefore the run after its last whole step, at any moment but during an update.
+2. A loss that is not finite is found by all ranks at once. Whatever else fails may fail on one rank, while the others
+   wait for it in a collective. That rank rings (`alarm`); on the others a thread hears it and writes their part, by the
+   references alone: it touches no module, in whatever state the main thread has left it. They communicate in a group
+   of their own. When the rank that failed then ends, the others lose their peer and end as well.
+3. A step that fails within its update leaves weights of which some are new and some are old: they are not saved. Nor
+   are weights that are not finite.
+4. Nothing is deleted for a rescue, whatever `checkpoint.keep_last` says: older checkpoints may be what is of use.
+"""
+
+import gc
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from ac_recipes.errors import RunError
+from ac_recipes.training.alarm import Alarm
+from ac_recipes.training.checkpoint import RunState
+from ac_recipes.training.faults import Faults, NotFiniteError, causes, reason_of
+from ac_recipes.training.ranks import Ranks
+from ac_recipes.training.rng import rng_state
+from ac_recipes.training.saving import Saver
+
+if TYPE_CHECKING:
+    from ac_recipes.training.trainer import Trainer
+
+MEETING = timedelta(seconds=60)
+"""How long ranks wait for one another when one has failed."""
+
+
+class LastStep:
+    """The run after its last whole step: see the note above."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
+        self.is_updating = False
+        self._model, self._optimizer, self._device = model, optimizer, device
+        self._named = model.module if isinstance(model, DistributedDataParallel) else model
+        self._references: RunState | None = None
+        self._rng: dict[str, Tensor] | None = None
+        self._buffers: dict[str, Tensor] = {}
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._rng = rng_state(self._device)
+        self._buffers = {name: buffer.clone() for name, buffer in self._named.named_buffers()}
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Around the update of the step, with which it is done. One that fails stays begun."""
+        self.is_updating = True
+        yield
+        if self._references is None:
+            self._references = RunState.of(self._model, self._optimizer, self._device)
+        self._rng, self._buffers = None, {}
+        self.is_updating = False
+
+    @property
+    def state(self) -> RunState:
+        """What to save. There is none before the first update."""
+        assert self._references is not None
+        model = self._references.model
+        return replace(
+            self._references,
+            model=model | {name: values for name, values in self._buffers.items() if name in model},
+            rng=self._rng or rng_state(self._device),
+        )
+
+
+class Rescue:
+    """Saves the last whole step of `trainer` when the run fails, on all `ranks` of it. Every rank makes one."""
+
+    def __init__(self, ranks: Ranks, saver: Saver, faults: Faults, trainer: "Trainer") -> None:
+        self._ranks, self._saver, self._faults, self._trainer = ranks, saver, faults, trainer
+        self._once = threading.Lock()
+        self._is_over = threading.Event()
+        self._alarm: Alarm | None = None
+        if ranks.world_size > 1 and saver.config.enabled:
+            self._ranks = replace(ranks, group=dist.new_group(backend="gloo"))
+            self._alarm = Alarm(ranks, self._keep)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Around the steps of a run. What is raised goes on, after the rescue; why there is none, `faults` is told."""
+        try:
+            yield
+        except (RuntimeError, OSError, MemoryError, NotFiniteError) as error:
+            if self._faults.explain(error) is not None and self._trainer.steps_done > self._saver.newest:
+                release(error)
+                self._trainer.optimizer.zero_grad(set_to_none=True)
+                if self._alarm is not None and not isinstance(error, NotFiniteError):
+                    self._alarm.ring()
+                self._keep()
+            raise
+        if self._alarm is not None:
+            self._alarm.switch_off()
+
+    def _keep(self) -> None:
+        """Save, once, or tell `faults` why that is not possible: from the main thread, or from that of the alarm."""
+        if not self._once.acquire(blocking=False):
+            self._is_over.wait(2 * MEETING.total_seconds())
+            return
+        try:
+            self._faults.unsaved = self._reason_not_to() or self._saved()
+        except (RuntimeError, OSError, MemoryError) as error:
+            self._faults.unsaved = str(error) if isinstance(error, RunError) else reason_of(error)
+        self._is_over.set()
+
+    def _reason_not_to(self) -> str | None:
+        return None if self._saver.config.enabled else "checkpoint.enabled is false"
+
+    def _saved(self) -> str | None:
+        step, last = self._trainer.steps_done, self._trainer.last
+        if self._ranks.world_size > 1:
+            dist.monitored_barrier(self._ranks.group, timeout=MEETING, wait_all_ranks=True)
+        if last.is_updating:
+            wrong = f"some of the weights have the update of step {step + 1} already, and others have not"
+        else:
+            wrong = _spoilt(last.state)
+        found = self._ranks.gather((step, wrong))
+        if any(other != step for other, _ in found):
+            return "the ranks had not done the same number of steps"
+        wrong = next((told for _, told in found if told is not None), None)
+        if wrong is None:
+            with _aside(self._ranks.device):
+                self._saver.rescue(step, last.state, self._ranks)
+        return wrong
+
+
+def release(error: BaseException) -> None:
+    """Free the tensors of the calls that `error` ended: its traceback keeps their local variables alive."""
+    for each in causes(error):
+        traceback.clear_frames(each.__traceback__)
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _spoilt(state: RunState) -> str | None:
+    for name, value in state.model.items():
+        local = value.to_local() if isinstance(value, DTensor) else value
+        if not local.isfinite().all():
+            return f"{name} is not finite since the step before"
+    return None
+
+
+def _aside(device: torch.device) -> AbstractContextManager[Any]:
+    """A stream of its own: that of the step may wait for a collective that never ends."""
+    return torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
