@@ -49,8 +49,8 @@ class Bench:
     chosen: dict[str, Option] | None = None
     """What was applied in it, by block in model order."""
 
-    def run(self, options: Mapping[str, Option], rest: Option) -> Simulation:
-        """A step with these options for these blocks, and one for the rest.
+    def run(self, options: Mapping[str, Option], rest: Option, *, strict: bool = True) -> Simulation:
+        """A step with these options for these blocks, and one for the rest. strict: what they name has to be there.
 
         Raises:
             ActivationCheckpointingError: the model, or its blocks, cannot be checkpointed as the config says.
@@ -61,11 +61,12 @@ class Bench:
             names = selected_blocks(found, self.config)
             self.model = model
             self.chosen = {block.name: options.get(block.name, rest) for block in found if block.name in names}
-            config = replace(self.config, policy="full") if not names else budget_config(self.config, self.chosen)
+            base = replace(self.config, strict=strict and self.config.strict)
+            config = replace(base, policy="full") if not names else budget_config(base, self.chosen)
             apply_activation_checkpointing(model, config, blocks=self.blocks)
 
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "save: ")  # of families that are named in case there are any
+            warnings.filterwarnings("ignore", "plan: ")  # of families that are named in case there are any
             return self.step(apply)
 
     def fixed(self, policy: PolicyName) -> Simulation:
@@ -89,7 +90,7 @@ def measured(bench: Bench) -> tuple[Course, Simulation]:
     assert bench.chosen is not None
     order = tuple(use.name for use in plain.blocks if use.name in bench.chosen and use.working)
     classes = _classes(bench.model, plain, order)
-    bench.run({members[0]: KEEP_ALL for members in classes}, "none")
+    bench.run({members[0]: KEEP_ALL for members in classes}, "none", strict=False)
     sets = [_sets(bench.model, members[0]) for members in classes]
 
     uses = {use.name: use for use in plain.blocks}
