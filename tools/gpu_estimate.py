@@ -3,11 +3,11 @@
     python -m tools.gpu_estimate --out gpu.json            # on a GPU: bf16, AdamW, 8 x 2048
     python -m tools.gpu_estimate --out cpu.json --small    # the same rows of a tiny Llama on the CPU, anywhere
 
-The rows of the guide's table that one card can run, `selective`, and plans for two budgets. FSDP2 has one rank here: its
-units and their gathered parameters are there, a share of the state is not; the guide's 8 ranks are predicted in
-docs/estimate.md alone. Each row is predicted and run in a process of its own, so that one that dies does not take the
-others along; one that does not fit the card is a row that says so. *Measured* is `torch.cuda.max_memory_allocated` of a
-step after two that warm up (`selective` learns in the first), and on the CPU the most that torch's allocator gave out.
+The rows of the guide's table that one card can run, `selective`, and plans for two budgets. FSDP2 has one rank here:
+its units and their gathered parameters are there, a share of the state is not; the guide's 8 ranks are left out. Each
+row is predicted and run in a process of its own, so that one that dies does not take the others along; one that does
+not fit the card is a row that says so. *Measured* is `torch.cuda.max_memory_allocated` of steps after two that warm up
+(`selective` learns in the first), and on the CPU the most that torch's allocator gave out in the third step.
 
 Needs torch and transformers alone, so that it also runs from a checkout, without an install:
 `PYTHONPATH=packages/ac-core/src:packages/ac-loss/src`.
@@ -30,8 +30,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ac_core.sizes import size_text
+
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
 TARGET = 0.05
@@ -94,8 +95,16 @@ class Subject:
 def _tiny_llama() -> "nn.Module":
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4}
-    return LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=512, tie_word_embeddings=True)).train()
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=512,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config).train()
 
 
 def measured_row(row: Row, subject: Subject) -> dict[str, Any]:
@@ -142,7 +151,8 @@ def _ranks(row: Row, subject: Subject) -> Iterator[Any]:
     if row.strategy == "none":
         yield None
         return
-    dist.init_process_group("nccl" if subject.device == "cuda" else "gloo", rank=0, world_size=1, store=dist.HashStore())
+    backend = "nccl" if subject.device == "cuda" else "gloo"
+    dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore())
     try:
         yield init_device_mesh(subject.device, (1,))
     finally:
@@ -234,12 +244,12 @@ def line(name: str, row: dict[str, Any]) -> str:
     """A row of the table that is printed."""
     if "failed" in row:
         return f"{name:<48} failed: {row['failed']}"
-    predicted = f"{name:<48} predicted {row['predicted_peak_bytes'] / 2**30:7.3f} GiB, "
+    predicted = f"{name:<48} predicted {size_text(row['predicted_peak_bytes'])}, "
     if "out_of_memory" in row:
         return f"{predicted}does not fit: {row['out_of_memory'].partition('. ')[0]}"
     return (
-        f"{predicted}measured {row['peak_bytes'] / 2**30:7.3f} GiB ({row['peak_bytes'] / 1e9:.3f} GB), "
-        f"{row['difference']:+.2%}, {row['step_seconds']:.3f} s a step"
+        f"{predicted}measured {size_text(row['peak_bytes'])}, {row['difference']:+.2%}, {row['step_seconds']:.3f} s "
+        "a step"
     )
 
 

@@ -6,7 +6,7 @@ Blocks of the same structure take the same, so each of them can be given another
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -15,9 +15,11 @@ from ac_core.apply import apply_activation_checkpointing
 from ac_core.choice import OFFLOAD, Option, selected_blocks, with_offload
 from ac_core.config import ActivationCheckpointingConfig, PolicyName
 from ac_core.discovery.blocks import BlockChoice, find_blocks
+from ac_core.estimation.assumptions import Setting
 from ac_core.estimation.simulate import Simulation
-from ac_core.planning.course import Course, Figures, Fixed, stations
+from ac_core.planning.course import Course, Figures, stations
 from ac_core.planning.options import KEEP_ALL, kept_sets
+from ac_core.planning.result import FixedPolicy
 from ac_core.region.forward import checkpointed_forwards
 from ac_core.selective.context import KeptCalls
 
@@ -38,12 +40,13 @@ of a block is dearer in bytes than keeping its matmuls, and cheaper in time.
 class Bench:
     """Simulates steps of one model under one option or another for each of its blocks.
 
-    step: of the model. config: scope, layers and switches. blocks: as for `find_blocks`.
+    step: of the model. config: scope, layers and switches. blocks: as for `find_blocks`. setting: what the step is of.
     """
 
     step: Step
     config: ActivationCheckpointingConfig
     blocks: BlockChoice | Iterable[BlockChoice] | None = None
+    setting: Setting = field(default_factory=Setting)
     model: nn.Module | None = None
     """That of the last step, without values."""
     chosen: dict[str, Option] | None = None
@@ -112,9 +115,9 @@ def measured(bench: Bench) -> tuple[Course, Simulation]:
     full = dict.fromkeys(order, "full")
     selective = bench.fixed("selective")
     course.fixed = {
-        "none": Fixed(plain.peak, 0),
-        "selective": Fixed(selective.peak, selective.recompute_flops),
-        "full": Fixed(course.peak(full), course.totals(full)[1]),
+        "none": FixedPolicy(plain.peak, 0),
+        "selective": FixedPolicy(selective.peak, selective.recompute_flops),
+        "full": FixedPolicy(course.peak(full), course.totals(full)[1]),
     }
     if bench.config.offload == "cpu":
         moved = {use.name: use.host for use in bench.run({}, OFFLOAD).blocks}

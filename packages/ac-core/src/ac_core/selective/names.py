@@ -44,13 +44,13 @@ class NamedCalls:
             new = [block for block, plans in lacking.items() if any(plan in learnt for plan in plans)]
             if not new:
                 continue
+            where = names_text(lacking if nowhere else new)
             text = (
-                f"{self.setting}: {name!r} matches no call that {names_text(lacking if nowhere else new)} "
-                f"make{'s' * (len(new) == 1)}, so nothing is kept for it there"
+                f"{self.setting}: {name!r} matches no call of {where} that could be kept"
                 + "; attention written out as matmuls and softmax is none" * (name == ATTENTION)
             )
             if self.strict and name != COLLECTIVE and (nowhere or self.setting == "plan"):
-                raise ActivationCheckpointingError(f"{text}; leave it out")
+                raise ActivationCheckpointingError(f"{text}; leave it out, or go on without it: strict=False")
             warnings.warn(text, stacklevel=2)
 
 

@@ -101,8 +101,8 @@ def _partly_there(regions: Sequence[Region]) -> Iterator[str]:
         without = [name for name, own in blocks.items() if not any(_fits(glob, *path) for path in _modules(own))]
         if without:
             yield (
-                f"save: {glob!r} matches no module in {len(without)} of {len(blocks)} blocks, which keep nothing for it: "
-                f"{names_text(without)}"
+                f"save: {glob!r} matches no module in {len(without)} of {len(blocks)} blocks, which keep nothing for "
+                f"it: {names_text(without)}"
             )
 
 
