@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch.distributed.checkpoint import CheckpointException
 
+from ac_core import ActivationCheckpointingError, RecomputeMismatchError
 from ac_recipes.errors import LostPeerError, RankError, RunError, UsageError
 from ac_recipes.invocation import Invocation
 from ac_recipes.training.checkpoint import whole_checkpoints
@@ -40,7 +41,8 @@ class Faults:
         """Around the run.
 
         Raises:
-            RankError: out of memory, a disk that is full, a file that cannot be read; another rank is gone. Whatever
+            RankError: out of memory, a disk that is full, a file that cannot be read; checkpointing that a step has
+                shown not to be what was asked for; another rank is gone. Whatever
                 else is raised is a mistake of the program and goes through with its traceback.
         """
         try:
@@ -60,6 +62,9 @@ class Faults:
             return RankError(f"{_reason(error)}, {self.when}; {self.kept()}. Make room, and {self.go_on()}")
         if any(text in str(error) for text in _LOST_PEER_TEXT):
             return LostPeerError(f"another rank has ended, {self.when}, and says why on its node; {self.kept()}")
+        if isinstance(error, ActivationCheckpointingError) and not isinstance(error, RecomputeMismatchError):
+            # What only a step can show: a name of what is to be kept that fits no call.
+            return RankError(f"distributed.activation_checkpointing: {error}; {self.when}; {self.kept()}")
         if isinstance(error, OSError):
             return RankError(f"{_reason(error)}, {self.when}; {self.kept()}. Once it is mended, {self.go_on()}")
         return None
