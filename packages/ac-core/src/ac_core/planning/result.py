@@ -136,11 +136,11 @@ class Plan:
 
     def __str__(self) -> str:
         more = f", {self.recompute_flops / self.forward_flops:.1%} of the forward" if self.forward_flops else ""
+        peak = f"peak {size_text(self.peak_bytes)} in the {self.peak_moment}"
         host = f", on the host {size_text(self.host_bytes)}" if self.host_bytes else ""
         head = (
-            f"plan for {size_text(self.budget_bytes)}: peak {size_text(self.peak_bytes)} in the {self.peak_moment}{host}, "
-            f"without checkpointing {size_text(self.none_peak_bytes)}; run again {self.recompute_flops:,} FLOPs a step"
-            f"{more}"
+            f"plan for {size_text(self.budget_bytes)}: {peak}{host}, without checkpointing "
+            f"{size_text(self.none_peak_bytes)}; run again {self.recompute_flops:,} FLOPs a step{more}"
         )
         rows = [("blocks", "count", "what", "keeps each", "FLOPs again each")]
         for names in _alike(self.blocks, self.per_block):

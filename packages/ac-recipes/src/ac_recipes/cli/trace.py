@@ -4,7 +4,8 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from ac_recipes.cli.show import flops, print_table, progress, recipe_argument, size
+from ac_core.sizes import size_text
+from ac_recipes.cli.show import flops, print_table, progress, recipe_argument
 from ac_recipes.load import load_recipe
 from ac_recipes.reader import Override
 
@@ -32,7 +33,7 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
     def cells(row: OpRow) -> tuple[str, ...]:
         shape = "x".join(map(str, row.shape))
         counted = flops(row.flops) if row.flops else ""
-        return (row.decision, row.blocks, row.layer, row.op, str(row.calls), shape, size(row.nbytes), counted)
+        return (row.decision, row.blocks, row.layer, row.op, str(row.calls), shape, size_text(row.nbytes), counted)
 
     rows = [row for traced in trace.ops for row in summary([traced])] if options.all else summary(trace.ops)
     columns = ("decision", "block", "layer", "op", "calls", "output", "bytes", "FLOPs")

@@ -62,12 +62,9 @@ class Faults:
             return RankError(f"{_reason(error)}, {self.when}; {self.kept()}. Make room, and {self.go_on()}")
         if any(text in str(error) for text in _LOST_PEER_TEXT):
             return LostPeerError(f"another rank has ended, {self.when}, and says why on its node; {self.kept()}")
-        if isinstance(error, ActivationCheckpointingError) and not isinstance(error, RecomputeMismatchError):
-            # What only a step can show: a name of what is to be kept that fits no call.
-            return RankError(f"distributed.activation_checkpointing: {error}; {self.when}; {self.kept()}")
         if isinstance(error, OSError):
             return RankError(f"{_reason(error)}, {self.when}; {self.kept()}. Once it is mended, {self.go_on()}")
-        return None
+        return self._not_as_asked(error)
 
     def not_finite(self, what: str, value: float, step: int) -> RunError:
         """The loss or the gradient norm of step `step` is NaN or infinite. The optimizer has not stepped on it."""
@@ -96,6 +93,12 @@ class Faults:
         if not whole_checkpoints(self._run.checkpoints):
             return "start the run anew"
         return f"go on with: {self._invocation.resume(self._run.path)}"
+
+    def _not_as_asked(self, error: BaseException) -> RunError | None:
+        """What only a step can show of the recipe: a name of what is to be kept fits no call."""
+        if not isinstance(error, ActivationCheckpointingError) or isinstance(error, RecomputeMismatchError):
+            return None
+        return RankError(f"distributed.activation_checkpointing: {error}; {self.when}; {self.kept()}")
 
     def _out_of_memory(self, error: BaseException) -> str:
         device = self._ranks.device
