@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class NamedCalls:
     """The families and ops that the rules of a model name.
 
-    setting: that they come from. A name in `save` has to fit something in any block; what a `plan` says of a
-    block, in that block. strict: raise where it does not, rather than warn. plans: of each block by name, several where
-    it is checkpointed in pieces.
+    setting: that they come from. A name in `save` has to fit something in any block; what a `plan` says of a block, in
+    that block. strict: raise where it does not, rather than warn. plans: of each block by name, several where it is
+    checkpointed in pieces.
     """
 
     setting: str = "save"
@@ -37,11 +37,12 @@ class NamedCalls:
                 ranks share a block, and not to the model. Warns of those, with `strict=False`, and of the blocks that
                 lack what others have.
         """
+        now = {id(plan) for plan in learnt}
         for name in sorted({name for plan in learnt for name in plan.rule.named}):
             asked = {block: plans for block, plans in self.plans.items() if name in plans[0].rule.named}
             lacking = {block: plans for block, plans in asked.items() if _lack(plans, name)}
             nowhere = len(lacking) == len(asked)
-            new = [block for block, plans in lacking.items() if any(plan in learnt for plan in plans)]
+            new = [block for block, plans in lacking.items() if any(id(plan) in now for plan in plans)]
             if not new:
                 continue
             where = names_text(lacking if nowhere else new)
