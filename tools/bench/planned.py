@@ -1,8 +1,10 @@
 """The policy `budget` at so many bytes held: what the other selective policies are compared at.
 
-A budget of `ac_core.plan` is of the peak, and this is what a step holds at the end of its forward, so the choice is
-made here from the same figures.
+A budget of `ac_core.plan` is of the peak, and this is what a step holds at the end of its forward: the one station of a
+course in which the backwards take nothing.
 """
+
+from dataclasses import replace
 
 from torch import nn
 
@@ -18,23 +20,22 @@ def ours_planned(held: float, shape: Shape) -> Variant:
     def apply(model: nn.Module) -> None:
         import ac_core
         from ac_core.estimation.estimate import TrainingStep
-        from ac_core.planning.knapsack import Option, solve
+        from ac_core.planning.course import Course
         from ac_core.planning.measuring import Bench, measured
 
         batch = build_batch(shape)
         step = TrainingStep(model=model, batch=batch, dtype=None, optimizer="none", keep_output=True, device="cpu")
         course, plain = measured(Bench(step.simulate, ac_core.ActivationCheckpointingConfig()))
         outside = plain.end - sum(plain.log.before.values()) - course.totals(dict.fromkeys(course.order, "none"))[0]
-        names = [list(course.options[name]) for name in course.order]
-        blocks = [
-            [Option(str(i), figures.kept, 0, course.cost(figures)) for i, figures in enumerate(options.values())]
-            for options in map(course.options.__getitem__, course.order)
-        ]
-        found = solve(blocks, held * MIB - outside)
-        if found is None:
+        kept_alone = {
+            name: {option: replace(figures, working=0) for option, figures in options.items()}
+            for name, options in course.options.items()
+        }
+        nowhere = dict.fromkeys(course.order, 0)
+        at_end = [*nowhere.values(), outside]
+        plan = Course(course.order, kept_alone, course.exchange, beside=nowhere, between=at_end).solve(held * MIB)
+        if plan is None:
             raise Unavailable(f"no mix holds only {held:g} MiB; outside of the blocks there are {outside} bytes")
-        chosen = [options[int(option.name)] for options, option in zip(names, found.options, strict=True)]
-        plan = dict(zip(course.order, chosen, strict=True))
         ac_core.apply_activation_checkpointing(model, ac_core.ActivationCheckpointingConfig(policy="budget", plan=plan))
 
     return Variant("ours", "selective", apply, f"planned for {held:g} MiB")

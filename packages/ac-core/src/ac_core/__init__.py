@@ -19,7 +19,7 @@ from ac_core.strategies import DDPConfig, FSDP2Config, MegatronFSDPConfig
 if TYPE_CHECKING:
     from ac_core.apply import apply_activation_checkpointing, remove_activation_checkpointing
     from ac_core.discovery.blocks import Block, find_blocks
-    from ac_core.errors import ActivationCheckpointingError, RecomputeMismatchError
+    from ac_core.errors import ActivationCheckpointingError, BudgetError, RecomputeMismatchError
     from ac_core.estimation.estimate import estimate
     from ac_core.estimation.result import Estimate
     from ac_core.mismatch.guard import check_recompute
@@ -37,6 +37,7 @@ _HOME = {
     "ActivationCheckpointingError": "ac_core.errors",
     "Block": "ac_core.discovery.blocks",
     "BlockGroup": "ac_core.report",
+    "BudgetError": "ac_core.errors",
     "Estimate": "ac_core.estimation.result",
     "estimate": "ac_core.estimation.estimate",
     "RecomputeMismatchError": "ac_core.errors",
@@ -63,6 +64,7 @@ __all__ = [
     "ActivationCheckpointingError",
     "Block",
     "BlockGroup",
+    "BudgetError",
     "Comparison",
     "DDPConfig",
     "Difference",

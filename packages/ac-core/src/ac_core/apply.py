@@ -92,7 +92,7 @@ def apply_activation_checkpointing(
         )
     choice = choose(model, found, config, chosen_by_caller=blocks is not None)
     callers = _context_fns(context_fn)
-    selective = select_calls(choice.regions, "save" if config.plan is None else "plan")
+    selective = select_calls(choice.regions, "save" if config.plan is None else "plan", strict=config.strict)
     # A plan in which no block is checkpointed was made without the cache as well.
     trains = bool(choice.regions) or config.policy == "budget"
     cached = turn_cache_off(model) if trains and not choice.why_cache else []
@@ -122,6 +122,7 @@ def apply_activation_checkpointing(
         notes.append(f"key/value cache left on: {choice.why_cache}")
     if offloaded := len({id(region.block) for region in choice.regions if region.offload}):
         notes.append(f"inputs of {offloaded} block{'s' * (offloaded > 1)} kept in host memory (offload: cpu)")
+    notes += selective.notes
     scopes = (config.scope,) if isinstance(config.scope, str) else config.scope
     return Report(str(config.policy), scopes, group_blocks(choice.rows), tuple(notes))
 

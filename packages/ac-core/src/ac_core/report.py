@@ -79,6 +79,22 @@ def group_blocks(rows: Iterable[BlockGroup]) -> tuple[BlockGroup, ...]:
     return tuple(joined)
 
 
+def names_text(names: Iterable[str]) -> str:
+    """Names of blocks in short, those that follow one another as one: `model.layers.0-2, model.layers.7`."""
+    runs: list[tuple[str, int | None, int | None]] = []  # name without index, first and last index
+    for name in names:
+        stem = without_index(name)
+        index = int(name.removeprefix(stem)) if name != stem else None
+        if runs and index is not None and runs[-1][0] == stem and runs[-1][2] == index - 1:
+            runs[-1] = (stem, runs[-1][1], index)
+        else:
+            runs.append((stem, index, index))
+    return ", ".join(
+        stem if first is None else f"{stem}{first}" if first == last else f"{stem}{first}-{last}"
+        for stem, first, last in runs
+    )
+
+
 def without_index(name: str) -> str:
     """The name of a block without the number at its end: what neighbours in a list have in common."""
     return re.sub(r"\d+$", "", name)

@@ -1,6 +1,7 @@
 import pytest
 
 from ac_core import estimate
+from ac_core.advice import FUSED_LOSS
 
 
 @pytest.mark.parametrize(
@@ -15,7 +16,7 @@ from ac_core import estimate
 )
 def test_what_dominates_and_what_would_help(decoder, settings, group, remedy):
     found = estimate(decoder, **settings)
-    first, _, rest = found.advice.partition(" take ")
+    first, _, rest = str(found.advice).partition(" take ")
     assert group in first
     assert remedy in rest
     assert found.dominant in rest
@@ -24,4 +25,12 @@ def test_what_dominates_and_what_would_help(decoder, settings, group, remedy):
 def test_it_says_how_much_a_fused_loss_can_help(decoder):
     found = estimate(decoder, batch_size=64, sequence_length=64, policy="full")
     rest = max(size for name, size in found.timeline if "head and loss" not in name)
-    assert f"by at most {1 - rest / found.peak_bytes:.0%}" in found.advice
+    assert f"by at most {1 - rest / found.peak_bytes:.0%}" in str(found.advice)
+
+
+def test_who_shows_it_chooses_the_words(decoder):
+    found = estimate(decoder, batch_size=64, sequence_length=64)
+    assert FUSED_LOSS in found.advice.parts
+    told = found.advice.text(lambda change: f"<{change.setting} as {change.value}>")
+    assert told == str(found.advice).replace("loss='fused'", "<loss as fused>")
+    assert found.to_dict()["advice"] == str(found.advice) in str(found)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import ac_core
-from ac_core.planning.planner import make_plan
+from ac_core.planning.measuring import measured
+from ac_core.planning.planner import fit
 
 transformers = pytest.importorskip("transformers")
 
@@ -52,7 +53,7 @@ def test_the_plan_takes_what_it_says(bench_for, resident, build, share):
     ids[:, :16] = 5
     batch = {"input_ids": ids, "labels": ids.clone(), **more}
     bench = bench_for(model, batch)
-    plan = make_plan(bench.step, share, bench.config)
+    plan = fit(share, bench, *measured(bench))
     ac_core.apply_activation_checkpointing(model, plan.to_config())
     usage = ac_core.measure(model, batch)
     peak = usage.peak_bytes + resident(model, batch)

@@ -93,8 +93,19 @@ def test_it_is_saved_and_read_back(plans):
     plan = plans[2]
     assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
     assert plan.to_config() == Plan.from_dict(plan.to_dict()).to_config()
-    with pytest.raises(ValueError, match=r"^plan: this is no plan as Plan.to_dict writes it"):
-        Plan.from_dict({"blocks": {}})
+    for other in ({"blocks": {}}, {**plan.to_dict(), "curve": None}, {**plan.to_dict(), "more": 1}, {}, []):
+        with pytest.raises(ValueError, match=r"^plan: .*is no plan as Plan.to_dict writes it"):
+            Plan.from_dict(other)
+
+
+def test_a_plan_in_another_format_is_to_be_made_again(plans):
+    saved = plans[2].to_dict()
+    before = {name: value for name, value in saved.items() if name != "format"}
+    for other, who in ((before, "an ac-core before formats"), (saved | {"format": 2}, "another ac-core, in format 2")):
+        with pytest.raises(ValueError, match=f"^plan: it was saved by {who}.* make the plan again with ac_core.plan"):
+            Plan.from_dict(other)
+    config = ActivationCheckpointingConfig(policy="budget", plan=before["blocks"], **before["config"])  # as it says
+    assert config.plan == plans[2].to_config().plan
 
 
 def test_it_is_shown_block_by_block(plans):

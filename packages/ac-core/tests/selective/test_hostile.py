@@ -224,15 +224,21 @@ def test_numbers_are_those_without_checkpointing(case):
     assert_equal(kind, save)
 
 
-@pytest.mark.filterwarnings("ignore:save:UserWarning")
-@pytest.mark.parametrize("save", [("act",), ("aten::relu",), ("aten::relu_",), ("up",), ("matmul",)], ids=str)
-def test_activations_in_place(save):
-    class InPlace(Block):
-        def __init__(self):
-            super().__init__()
-            self.act = nn.ReLU(inplace=True)
+class InPlace(Block):
+    def __init__(self):
+        super().__init__()
+        self.act = nn.ReLU(inplace=True)
 
+
+@pytest.mark.filterwarnings("ignore:save:UserWarning")
+@pytest.mark.parametrize("save", [("act",), ("aten::relu",), ("up",), ("matmul",)], ids=str)
+def test_activations_in_place(save):
     assert_equal(InPlace, save)
+
+
+def test_a_call_that_works_in_place_cannot_be_kept():
+    with pytest.raises(ac_core.ActivationCheckpointingError, match="'aten::relu_' matches no call of 0-2 that could"):
+        steps(InPlace, ("aten::relu_",))
 
 
 @pytest.mark.skipif(numpy is None, reason="needs NumPy, which torch does not require")

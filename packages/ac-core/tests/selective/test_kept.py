@@ -19,7 +19,7 @@ SHAPES = [{}, {"dropout": 0.2}, {"fused": False, "dropout": 0.2}, {"moe": True}]
 @pytest.mark.parametrize("save", SAVES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_three_steps_are_those_without_checkpointing(decoder, selective, assert_same_step, shape, save):
-    plain, model = decoder(**shape), selective(decoder(**shape), save)
+    plain, model = decoder(**shape), selective(decoder(**shape), save, strict=False)  # not every shape has all
     for _ in range(3):  # the first step watches, the second decides by what it saw
         assert_same_step(plain, model)
 

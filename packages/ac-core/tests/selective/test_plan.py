@@ -129,11 +129,3 @@ def test_experts_are_left_to_the_recompute_by_default(decoder, selective, plan_o
         train_step(model)
     kept = names(plan_of(model, 1))
     assert not any(path.startswith("mlp.experts.") for path in kept if "." in path)
-
-
-@pytest.mark.parametrize("name", ["attention", "aten::convolution", "collective"])
-def test_a_name_that_no_call_matches_is_told(decoder, selective, train_step, name):
-    model = selective(decoder(fused=False), (name, "matmul"))
-    train_step(model)
-    with pytest.warns(UserWarning, match=f"save: '{name}' matches no call"):
-        train_step(model)

@@ -37,7 +37,7 @@ def encoder_layer(dropout=0.1):
 @pytest.mark.parametrize("save", [None, ("matmul",), ("attention",)], ids=str)
 @pytest.mark.parametrize("make", [Functional, encoder_layer])
 def test_functions_called_by_a_block_itself_and_by_torchs_own_layers(assert_same_step, selective, make, save):
-    plain, model = Whole(make), selective(Whole(make), save)
+    plain, model = Whole(make), selective(Whole(make), save, strict=False)  # without an attention, too
     for _ in range(3):
         assert_same_step(plain, model)
 

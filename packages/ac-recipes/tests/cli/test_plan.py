@@ -63,7 +63,7 @@ def test_a_recipe_that_cannot_be_changed_in_place_is_written_anew(run, tiny_file
 def test_what_does_not_fit_is_exit_code_1_with_the_nearest_figure(run, small_arguments):
     code, out, err = run("plan", *small_arguments, "--budget", "1MiB", "--json")
     assert code == 1
-    assert "no plan fits into 1.00 MiB. The smallest peak of any is" in err
+    assert "no plan fits into 1.00 MiB (1.05 MB). The smallest peak of any is" in err
     assert "no plan fits" in json.loads(out)["error"]
 
 

@@ -99,6 +99,11 @@ def test_a_rank_that_lost_another_leaves_the_word_to_it(told):
     assert message == f"another rank has ended, in step 4, and says why on its node; {KEPT}"
 
 
+def test_what_only_a_step_can_show_of_the_recipe_is_told(tiny):
+    with pytest.raises(RankError, match=r"^distributed\.activation_checkpointing: save: 'router' matches no call of "):
+        train(tiny("distributed.activation_checkpointing={policy: selective, save: [router, matmul]}"), "tiny")
+
+
 def test_a_mistake_of_the_program_is_not_dressed_up(tiny, monkeypatch):
     monkeypatch.setattr(Trainer, "microbatches", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):

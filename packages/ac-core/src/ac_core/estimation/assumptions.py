@@ -12,21 +12,23 @@ LINK = 25e9
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What was asked of `estimate`; see there. fused: what was taken for fused kernels."""
+    """What was asked of `estimate` or `plan`, in words; see there. rows: of the batch; None: not known. fused: what was
+    taken for fused kernels."""
 
-    policy: str
-    offload: str
-    strategy: str
-    dp_size: int
-    ep_size: int
-    loss: str
-    kernels: str
-    keep_output: bool
-    fused: Fused | None
-    device: str
-    dtype: torch.dtype | None
-    compute_dtype: torch.dtype | None
-    optimizer: str
+    policy: str = "full"
+    offload: str = "none"
+    strategy: str = "none"
+    dp_size: int = 1
+    ep_size: int = 1
+    rows: int | None = None
+    loss: str = "plain"
+    kernels: str = "plain"
+    keep_output: bool = False
+    fused: Fused | None = None
+    device: str = "cuda"
+    dtype: torch.dtype | None = torch.bfloat16
+    compute_dtype: torch.dtype | None = None
+    optimizer: str = "adamw"
 
     def __str__(self) -> str:
         dtype = "dtypes of the model" if self.dtype is None else str(self.dtype).removeprefix("torch.")

@@ -98,22 +98,7 @@ def estimate(
         device=device,
     )
     simulation = step.simulate(lambda made: apply_activation_checkpointing(made, config, blocks=blocks))
-    setting = Setting(
-        policy=str(config.policy),
-        offload=config.offload,
-        strategy=strategy,
-        dp_size=dp_size,
-        ep_size=ep_size,
-        loss=loss if isinstance(loss, str) else "a function of the caller's",
-        kernels=kernels,
-        keep_output=keep_output,
-        fused=step.fused,
-        device=device,
-        dtype=dtype,
-        compute_dtype=compute_dtype,
-        optimizer=optimizer if isinstance(optimizer, str) else "none" if optimizer is None else "the caller's",
-    )
-    return read_estimate(simulation, setting)
+    return read_estimate(simulation, step.setting(config))
 
 
 def _config(
@@ -170,6 +155,27 @@ class TrainingStep:
                 raise ValueError(f"{name}: {value!r} is not one of {', '.join(map(repr, get_args(valid)))}")
         if not callable(self.loss) and self.loss not in ("plain", "fused"):
             raise ValueError(f"loss: {self.loss!r} is not one of 'plain', 'fused', and no function of the output")
+
+    def setting(self, config: ActivationCheckpointingConfig) -> Setting:
+        """The step in words, with what a config says of its checkpointing."""
+        ids = self.batch.get("input_ids") if isinstance(self.batch, Mapping) else None
+        optimizer = "none" if self.optimizer is None else "the caller's"
+        return Setting(
+            policy=str(config.policy),
+            offload=config.offload,
+            strategy=self.strategy,
+            dp_size=self.dp_size,
+            ep_size=self.ep_size,
+            rows=ids.shape[0] if isinstance(ids, Tensor) else self.batch_size,
+            loss=self.loss if isinstance(self.loss, str) else "a function of the caller's",
+            kernels=self.kernels,
+            keep_output=self.keep_output,
+            fused=self.fused,
+            device=self.device,
+            dtype=self.dtype,
+            compute_dtype=self.compute_dtype,
+            optimizer=self.optimizer if isinstance(self.optimizer, str) else optimizer,
+        )
 
     def simulate(self, apply: Callable[[nn.Module], object]) -> Simulation:
         """The step, of a model to which `apply` has given its checkpointing."""

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field
 from os import PathLike
 from typing import Any
 
+from ac_core.advice import Advice
 from ac_core.estimation.advice import advice
 from ac_core.estimation.assumptions import LINK, Setting, assumptions
 from ac_core.estimation.categories import (
@@ -20,8 +21,9 @@ from ac_core.estimation.categories import (
 )
 from ac_core.estimation.reading import BlockUse, Simulation
 from ac_core.pictures import Chart, Mark, save_chart
+from ac_core.sizes import size_text
 
-GIB, GB = 2**30, 10**9
+GIB = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +38,8 @@ class Estimate:
     out and back. at_peak: bytes of each category at the peak, which add up to it. activations: `{block: {family of
     operations: bytes kept for the backward}}`, `""` for what is in no block. recompute_flops: what checkpointing adds
     to forward_flops and backward_flops. timeline: for each stretch of the step, its name and the most bytes in it.
-    dominant: the largest tensor of the category that takes most at the peak. advice: a sentence on what dominates and
-    what would help most. assumptions: what was taken for granted.
+    dominant: the largest tensor of the category that takes most at the peak. advice: on what dominates and
+    what would help most; `str(advice)` is a text. assumptions: what was taken for granted.
     """
 
     peak_bytes: int
@@ -54,7 +56,7 @@ class Estimate:
     backward_flops: int
     recompute_flops: int
     dominant: str
-    advice: str
+    advice: Advice
     setting: str
     assumptions: tuple[str, ...]
     at_peak: dict[str, int] = field(repr=False)
@@ -64,7 +66,8 @@ class Estimate:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return asdict(self) | {"assumptions": list(self.assumptions), "timeline": [list(row) for row in self.timeline]}
+        lists = {"assumptions": list(self.assumptions), "timeline": [list(row) for row in self.timeline]}
+        return asdict(self) | lists | {"advice": str(self.advice)}
 
     def save_timeline(self, path: str | PathLike[str]) -> None:
         """Draw `timeline`, the most memory in each stretch of the step, with the peak marked on it.
@@ -88,7 +91,7 @@ class Estimate:
             x=list(range(len(sizes))),
             y=sizes,
             names=names,
-            marks=[Mark(highest, sizes[highest], f"{self.peak_moment}: {both_units(self.peak_bytes)}", chosen=True)],
+            marks=[Mark(highest, sizes[highest], f"{self.peak_moment}: {size_text(self.peak_bytes)}", chosen=True)],
             stairs=True,
             ticks=starts,
         )
@@ -103,27 +106,20 @@ class Estimate:
             ("head and loss", self.loss_bytes, LOSS),
             ("communication", self.communication_bytes, COMMUNICATION),
         ]
-        small = self.peak_bytes < GIB
-        shown = [(label, both_units(size, small=small), self.at_peak[name]) for label, size, name in rows]
-        shown += [("other", "", self.at_peak[TEMPORARIES]), ("peak", "", self.peak_bytes)]
+        peak = self.peak_bytes
+        shown = [(label, size_text(size, like=peak), self.at_peak[name]) for label, size, name in rows]
+        shown += [("other", "", self.at_peak[TEMPORARIES]), ("peak", "", peak)]
         lines = [f"estimate: {self.setting}", f"  {'':16}{'needs':>24}{'at the peak':>24}"]
-        lines += [f"  {label:16}{needs:>24}{both_units(size, small=small):>24}" for label, needs, size in shown]
+        lines += [f"  {label:16}{needs:>24}{size_text(size, like=peak):>24}" for label, needs, size in shown]
         useful = self.forward_flops + self.backward_flops
         share = f", {self.recompute_flops / useful:.1%} of the rest" if useful else ""
         lines.append(f"  peak in {self.peak_moment}; recompute {self.recompute_flops / 1e12:.3g} TFLOP{share}")
         if self.host_bytes:
-            size = both_units(self.host_bytes, small=self.host_bytes < GIB)
-            lines.append(f"  in host memory {size}; {self.link_seconds * 1e3:.3g} ms out and back")
+            link = f"{self.link_seconds * 1e3:.3g} ms out and back"
+            lines.append(f"  in host memory {size_text(self.host_bytes)}; {link}")
         lines.append(f"  {self.advice}")
         lines += ["  assumed:", *(f"    {said}" for said in self.assumptions)]
         return "\n".join(lines)
-
-
-def both_units(size: int, *, small: bool = False) -> str:
-    """GiB with GB beside it; small: MiB and MB."""
-    if small:
-        return f"{size / 2**20:.2f} MiB ({size / 10**6:.2f} MB)"
-    return f"{size / GIB:.2f} GiB ({size / GB:.2f} GB)"
 
 
 def read_estimate(simulation: Simulation, setting: Setting) -> Estimate:
@@ -132,7 +128,7 @@ def read_estimate(simulation: Simulation, setting: Setting) -> Estimate:
     category = categorise(log, simulation.known)
     share = shares(log, category, simulation.peak_entry)
     kept = kept_by_block(log, category, log.alive(simulation.end_entry))
-    dominant, sentence = advice(simulation, setting, category, share)
+    dominant, advised = advice(simulation, setting, category, share)
     said = assumptions(
         setting,
         uniform_routing=simulation.assumed_uniform_routing,
@@ -154,7 +150,7 @@ def read_estimate(simulation: Simulation, setting: Setting) -> Estimate:
         backward_flops=simulation.backward_flops,
         recompute_flops=simulation.recompute_flops,
         dominant=dominant,
-        advice=sentence,
+        advice=advised,
         setting=str(setting),
         assumptions=said,
         at_peak=share.at_peak,

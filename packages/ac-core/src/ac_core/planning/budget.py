@@ -54,10 +54,3 @@ def _parse_text(text: str) -> Budget:
     if (count := int(float(number) * _UNITS[unit])) < _LEAST:
         raise ValueError(f"{text!r} is too little for any model")
     return count
-
-
-def size_text(count: float) -> str:
-    """Bytes for people, as GiB with GB beside it: `1.50 GiB (1.61 GB)`; smaller ones in MiB or KiB alone."""
-    if count >= 2**30:
-        return f"{count / 2**30:.2f} GiB ({count / 1e9:.2f} GB)"
-    return f"{count / 2**20:.2f} MiB" if count >= 2**20 else f"{count / 2**10:.2f} KiB"

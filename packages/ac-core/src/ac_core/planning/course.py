@@ -17,15 +17,7 @@ from dataclasses import dataclass, field
 from ac_core.choice import Option as BlockOption
 from ac_core.estimation.simulate import Simulation
 from ac_core.planning.knapsack import Option, Solution, least_peak, pareto, solve
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """A policy that is the same for all blocks. peak: bytes of a step. flops: run again in it."""
-
-    peak: int
-    flops: int
-
+from ac_core.planning.result import FixedPolicy
 
 _NOTHING = [Option("", 0, 0, 0.0)]
 
@@ -57,7 +49,7 @@ class Course:
     exchange: float
     beside: dict[str, int] = field(default_factory=dict)
     between: list[int] = field(default_factory=list)
-    fixed: dict[str, Fixed] = field(default_factory=dict)
+    fixed: dict[str, FixedPolicy] = field(default_factory=dict)
 
     def calibrate(
         self, simulated: Simulation, chosen: Mapping[str, BlockOption], *, above: float | None = None

@@ -6,7 +6,7 @@ Blocks of the same structure take the same, so each of them can be given another
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -15,9 +15,11 @@ from ac_core.apply import apply_activation_checkpointing
 from ac_core.choice import OFFLOAD, Option, selected_blocks, with_offload
 from ac_core.config import ActivationCheckpointingConfig, PolicyName
 from ac_core.discovery.blocks import BlockChoice, find_blocks
+from ac_core.estimation.assumptions import Setting
 from ac_core.estimation.simulate import Simulation
-from ac_core.planning.course import Course, Figures, Fixed, stations
+from ac_core.planning.course import Course, Figures, stations
 from ac_core.planning.options import KEEP_ALL, kept_sets
+from ac_core.planning.result import FixedPolicy
 from ac_core.region.forward import checkpointed_forwards
 from ac_core.selective.context import KeptCalls
 
@@ -38,19 +40,20 @@ of a block is dearer in bytes than keeping its matmuls, and cheaper in time.
 class Bench:
     """Simulates steps of one model under one option or another for each of its blocks.
 
-    step: of the model. config: scope, layers and switches. blocks: as for `find_blocks`.
+    step: of the model. config: scope, layers and switches. blocks: as for `find_blocks`. setting: what the step is of.
     """
 
     step: Step
     config: ActivationCheckpointingConfig
     blocks: BlockChoice | Iterable[BlockChoice] | None = None
+    setting: Setting = field(default_factory=Setting)
     model: nn.Module | None = None
     """That of the last step, without values."""
     chosen: dict[str, Option] | None = None
     """What was applied in it, by block in model order."""
 
-    def run(self, options: Mapping[str, Option], rest: Option) -> Simulation:
-        """A step with these options for these blocks, and one for the rest.
+    def run(self, options: Mapping[str, Option], rest: Option, *, strict: bool = True) -> Simulation:
+        """A step with these options for these blocks, and one for the rest. strict: what they name has to be there.
 
         Raises:
             ActivationCheckpointingError: the model, or its blocks, cannot be checkpointed as the config says.
@@ -61,11 +64,12 @@ class Bench:
             names = selected_blocks(found, self.config)
             self.model = model
             self.chosen = {block.name: options.get(block.name, rest) for block in found if block.name in names}
-            config = replace(self.config, policy="full") if not names else budget_config(self.config, self.chosen)
+            base = replace(self.config, strict=strict and self.config.strict)
+            config = replace(base, policy="full") if not names else budget_config(base, self.chosen)
             apply_activation_checkpointing(model, config, blocks=self.blocks)
 
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "save: ")  # of families that are named in case there are any
+            warnings.filterwarnings("ignore", "plan: ")  # of families that are named in case there are any
             return self.step(apply)
 
     def fixed(self, policy: PolicyName) -> Simulation:
@@ -89,7 +93,7 @@ def measured(bench: Bench) -> tuple[Course, Simulation]:
     assert bench.chosen is not None
     order = tuple(use.name for use in plain.blocks if use.name in bench.chosen and use.working)
     classes = _classes(bench.model, plain, order)
-    bench.run({members[0]: KEEP_ALL for members in classes}, "none")
+    bench.run({members[0]: KEEP_ALL for members in classes}, "none", strict=False)
     sets = [_sets(bench.model, members[0]) for members in classes]
 
     uses = {use.name: use for use in plain.blocks}
@@ -111,9 +115,9 @@ def measured(bench: Bench) -> tuple[Course, Simulation]:
     full = dict.fromkeys(order, "full")
     selective = bench.fixed("selective")
     course.fixed = {
-        "none": Fixed(plain.peak, 0),
-        "selective": Fixed(selective.peak, selective.recompute_flops),
-        "full": Fixed(course.peak(full), course.totals(full)[1]),
+        "none": FixedPolicy(plain.peak, 0),
+        "selective": FixedPolicy(selective.peak, selective.recompute_flops),
+        "full": FixedPolicy(course.peak(full), course.totals(full)[1]),
     }
     if bench.config.offload == "cpu":
         moved = {use.name: use.host for use in bench.run({}, OFFLOAD).blocks}

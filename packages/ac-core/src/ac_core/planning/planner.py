@@ -11,14 +11,15 @@ from torch.distributed.tensor import DTensor
 from ac_core.choice import Option
 from ac_core.config import ActivationCheckpointingConfig, OffloadName, Scope
 from ac_core.discovery.blocks import BlockChoice
-from ac_core.errors import ActivationCheckpointingError
+from ac_core.errors import ActivationCheckpointingError, BudgetError
 from ac_core.estimation.estimate import Device, Kernels, TrainingStep
 from ac_core.estimation.simulate import Optimizer, Simulation
 from ac_core.estimation.strategies import Strategy
-from ac_core.planning.budget import Budget, parse_budget, size_text
+from ac_core.planning.budget import Budget, parse_budget
 from ac_core.planning.course import Course
-from ac_core.planning.measuring import Bench, Step, measured
-from ac_core.planning.result import FixedPolicy, Plan, Point
+from ac_core.planning.measuring import Bench, measured
+from ac_core.planning.refusal import too_small
+from ac_core.planning.result import Plan, Point
 from ac_core.proof.step import Loss
 
 _CORRECTIONS = 6
@@ -69,8 +70,9 @@ def plan(
     Raises:
         ValueError: a setting has no such value, or two contradict each other.
         TypeError: the model is none.
-        ActivationCheckpointingError: no plan is within the budget, and what the smallest takes; there is no CUDA device
-            for `"device"`; the model cannot be checkpointed or simulated.
+        BudgetError: no plan is within the budget; it says what the smallest takes, and what would help.
+        ActivationCheckpointingError: there is no CUDA device for `"device"`; the model cannot be checkpointed or
+            simulated.
     """
     parse_budget(budget)
     step = TrainingStep(
@@ -90,7 +92,7 @@ def plan(
         device=device,
     )
     config = ActivationCheckpointingConfig(scope=scope, layers=layers, offload=offload)
-    return make_plan(step.simulate, budget, config, blocks)
+    return make_plan(step, budget, config)
 
 
 def plan_here(
@@ -108,27 +110,21 @@ def plan_here(
     device: Device = "cuda" if any(parameter.is_cuda for parameter in model.parameters()) else "cpu"
     step = TrainingStep(model=model, batch=batch, dtype=None, blocks=blocks, device=device)
     assert config.memory_budget is not None
-    return make_plan(step.simulate, config.memory_budget, config, blocks)
+    return make_plan(step, config.memory_budget, config)
 
 
-def make_plan(
-    step: Step,
-    budget: str | int | float,
-    config: ActivationCheckpointingConfig,
-    blocks: BlockChoice | Iterable[BlockChoice] | None = None,
-) -> Plan:
-    """The plan for a step, whatever it is simulated by.
+def make_plan(step: TrainingStep, budget: str | int | float, config: ActivationCheckpointingConfig) -> Plan:
+    """The plan for a step.
 
     Args:
-        step: simulates a training step of the model.
         budget: as `memory_budget`.
         config: scope, layers and switches; its policy is not looked at.
-        blocks: as for `find_blocks`.
 
     Raises: as `plan`.
     """
     parse_budget(budget)
-    bench = Bench(step, replace(config, policy="full", memory_budget=None, plan=None), blocks)
+    base = replace(config, policy="full", memory_budget=None, plan=None)
+    bench = Bench(step.simulate, base, step.blocks, step.setting(base))
     return fit(budget, bench, *measured(bench))
 
 
@@ -164,7 +160,7 @@ def fit(budget: str | int | float, bench: Bench, course: Course, plain: Simulati
         forward_flops=simulated.forward_flops,
         none_peak_bytes=plain.peak,
         curve=tuple(Point(peak, *course.totals(choice)) for peak, choice in course.curve(_POINTS)),
-        fixed={name: FixedPolicy(each.peak, each.flops) for name, each in course.fixed.items()},
+        fixed=dict(course.fixed),
         per_block={name: (figures.kept, figures.flops) for name, figures in shares.items()},
         config=bench.config,
     )
@@ -182,24 +178,8 @@ def _within(limit: int, course: Course, bench: Bench) -> tuple[dict[str, Option]
     chosen = course.smallest()
     simulated = bench.run(chosen, "full")
     if simulated.peak > limit:
-        raise ActivationCheckpointingError(_too_small(limit, simulated))
+        raise BudgetError(too_small(limit, simulated, bench.setting))
     return chosen, simulated
-
-
-def _too_small(limit: int, smallest: Simulation) -> str:
-    lasting = sum(smallest.log.before.values())
-    where = smallest.peak_moment
-    if where == "optimizer step":
-        remedy = "an optimizer with less state, or parameters and state sharded over more ranks (strategy fsdp2)"
-    elif "loss" in where:
-        remedy = "a loss that never has all logits (loss='fused'), or a smaller batch or shorter sequence"
-    else:
-        remedy = "a smaller batch or shorter sequence, or parameters and state sharded over more ranks (strategy fsdp2)"
-    return (
-        f"memory_budget: no plan fits into {size_text(limit)}. The smallest peak of any is {size_text(smallest.peak)}, "
-        f"{size_text(smallest.peak - limit)} more, in the {where}; parameters, optimizer state and batch alone are "
-        f"{size_text(lasting)}. Give at least {smallest.peak} bytes, or {remedy}"
-    )
 
 
 def _in_bytes(asked: Budget, without: int) -> int:

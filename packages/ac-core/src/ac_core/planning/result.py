@@ -8,8 +8,11 @@ from typing import Any
 from ac_core.choice import Option, option_text
 from ac_core.config import ActivationCheckpointingConfig
 from ac_core.pictures import Chart, Mark, save_chart
-from ac_core.planning.budget import size_text
 from ac_core.report import table, without_index
+from ac_core.sizes import size_text
+
+_FORMAT = 1
+"""Of what `to_dict` writes: another number where a field comes, goes or means something else."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON; `Plan.from_dict` reads it back."""
-        plain = asdict(self)
+        plain = {"format": _FORMAT, **asdict(self)}
         plain["blocks"] = {name: o if isinstance(o, str) else list(o) for name, o in self.blocks.items()}
         plain["curve"] = [asdict(point) for point in self.curve]
         plain["per_block"] = {name: list(figures) for name, figures in self.per_block.items()}
@@ -87,9 +90,12 @@ class Plan:
         """The plan that `to_dict` has written, also after a trip through JSON or YAML.
 
         Raises:
-            ValueError: it is not what `to_dict` writes.
+            ValueError: it is not what `to_dict` writes, or what another version of ac-core wrote in another format.
         """
+        if not isinstance(plain, Mapping):
+            raise ValueError(f"plan: {type(plain).__name__} is no plan as Plan.to_dict writes it")
         values = dict(plain)
+        _check_format(values.pop("format", None), values)
         try:
             values["blocks"] = {n: o if isinstance(o, str) else tuple(o) for n, o in plain["blocks"].items()}
             values["curve"] = tuple(Point(**point) for point in plain["curve"])
@@ -130,11 +136,11 @@ class Plan:
 
     def __str__(self) -> str:
         more = f", {self.recompute_flops / self.forward_flops:.1%} of the forward" if self.forward_flops else ""
+        peak = f"peak {size_text(self.peak_bytes)} in the {self.peak_moment}"
         host = f", on the host {size_text(self.host_bytes)}" if self.host_bytes else ""
         head = (
-            f"plan for {size_text(self.budget_bytes)}: peak {size_text(self.peak_bytes)} ({self.peak_moment}){host}, "
-            f"without checkpointing {size_text(self.none_peak_bytes)}; run again {self.recompute_flops:,} FLOPs a step"
-            f"{more}"
+            f"plan for {size_text(self.budget_bytes)}: {peak}{host}, without checkpointing "
+            f"{size_text(self.none_peak_bytes)}; run again {self.recompute_flops:,} FLOPs a step{more}"
         )
         rows = [("blocks", "count", "what", "keeps each", "FLOPs again each")]
         for names in _alike(self.blocks, self.per_block):
@@ -150,6 +156,20 @@ class Plan:
                 )
             )
         return "\n".join([head, *table(rows)])
+
+
+def _check_format(found: object, values: Mapping[str, Any]) -> None:
+    """Refuse a plan whose figures this version would not understand."""
+    if found == _FORMAT:
+        return
+    if "blocks" not in values or "config" not in values:
+        raise ValueError(f"plan: this is no plan as Plan.to_dict writes it (it has {sorted(values) or 'nothing'})")
+    theirs = "an ac-core before formats were numbered" if found is None else f"another ac-core, in format {found!r}"
+    raise ValueError(
+        f"plan: it was saved by {theirs}, and this one reads format {_FORMAT} alone: its figures have another meaning; "
+        "make the plan again with ac_core.plan. What it says of the blocks can still be applied: "
+        "ActivationCheckpointingConfig(policy='budget', plan=saved['blocks'], **saved['config'])"
+    )
 
 
 def _fields(config: ActivationCheckpointingConfig) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from ac_core.errors import ActivationCheckpointingError
 from ac_core.proof.meters import Flops, LiveBytes
 from ac_core.proof.restore import restored
 from ac_core.proof.step import Loss, check_model, copy_batch, run_forward
+from ac_core.sizes import size_text
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,9 @@ class Usage:
     def __str__(self) -> str:
         useful = self.forward_flops + self.backward_flops
         share = f" ({self.recompute_flops / useful:.1%} more)" if self.recompute_flops else ""
-        host = f", on the host {_bytes(self.host_bytes)}" if self.host_bytes else ""
+        host = f", on the host {size_text(self.host_bytes)}" if self.host_bytes else ""
         return (
-            f"saved for backward {_bytes(self.saved_bytes)}, peak {_bytes(self.peak_bytes)}{host}; forward "
+            f"saved for backward {size_text(self.saved_bytes)}, peak {size_text(self.peak_bytes)}{host}; forward "
             f"{self.forward_flops:,} FLOPs, backward {self.backward_flops:,}, recompute {self.recompute_flops:,}{share}"
         )
 
@@ -130,13 +131,3 @@ def _refuse_compiled(model: nn.Module) -> None:
                 f"{what} is compiled, and what compiled code saves and recomputes cannot be counted operation by "
                 "operation; measure the model without torch.compile"
             )
-
-
-def _bytes(count: int) -> str:
-    """In the largest binary unit that leaves at least 1."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if abs(size) < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
-        size /= 1024
-    return f"{size:.2f} GiB"

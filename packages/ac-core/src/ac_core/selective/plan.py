@@ -8,6 +8,7 @@ from torch import nn
 from ac_core.selective.budget import Candidate, spend
 from ac_core.selective.families import ATTENTION, COLLECTIVE, MATMUL, CallKind, matmul_leaf
 from ac_core.selective.kept import Kept, Key
+from ac_core.selective.names import NamedCalls
 from ac_core.selective.rule import SaveRule
 
 _PATIENCE = 8
@@ -81,7 +82,7 @@ class Decision:
 class BlockPlan:
     """The calls of one block and, at any time, the decision about them.
 
-    rule: what is to be kept of them.
+    rule: what is to be kept of them. piece: it is of a part of a block alone.
     named: modules that a glob of the rule names; unasked: those of them whose result no recompute asks for. experts:
     leaf matmuls in a list inside of the block: each sees a part of the tokens, another in every step, and the policy's
     part of the matmuls leaves them out. owners: modules that were seen to run; unseen: that ran, but in a step that was
@@ -92,6 +93,7 @@ class BlockPlan:
     rule: SaveRule
     decision: Decision
     experts: frozenset[str] = frozenset()
+    piece: bool = False
     named: list[str] = field(default_factory=list)
     unasked: set[str] = field(default_factory=set)
     owners: set[str] = field(default_factory=set)
@@ -158,17 +160,21 @@ class BlockPlan:
 
 @dataclass
 class ModelPlan:
-    """The plans of the checkpointed blocks, in order: what one block does not use of the budget goes to the next."""
+    """The plans of the checkpointed blocks, in order: what one block does not use of the budget goes to the next.
 
+    named: the calls that are named in the rules, for these blocks and for those of the model's other parts.
+    """
+
+    named: NamedCalls = field(default_factory=NamedCalls)
     blocks: list[BlockPlan] = field(default_factory=list)
     costly: set[tuple[str, str]] = field(default_factory=set)
     told: bool = False
 
-    def add(self, name: str, block: nn.Module, rule: SaveRule) -> BlockPlan:
-        """A plan for one more block, from what its modules tell."""
+    def add(self, name: str, block: nn.Module, rule: SaveRule, *, piece_of: str | None = None) -> BlockPlan:
+        """A plan for one more block, or a piece of one, from what its modules tell."""
         leaves = {path: leaf for path, module in block.named_modules() if (leaf := matmul_leaf(module)) is not None}
         experts = frozenset(path for path in leaves if _is_one_of_many(block, path))
-        plan = BlockPlan(rule, Decision(rule, costly=self.costly), experts)
+        plan = BlockPlan(rule, Decision(rule, costly=self.costly), experts, piece=piece_of is not None)
         for path, leaf in leaves.items():
             if leaf.features is not None:
                 # Bytes in units of one row of output elements: until the first step shows the real ones.
@@ -179,15 +185,20 @@ class ModelPlan:
             if path and rule.keeps_module(name, path) and not any(inside(path, other) for other in plan.named):
                 plan.named.append(path)
         self.blocks.append(plan)
+        self.named.plans.setdefault(piece_of or name, []).append(plan)
         return plan
 
     def decide(self) -> None:
-        """Choose what each block keeps, if a step has shown something new since the last time."""
+        """Choose what each block keeps, if a step has shown something new since the last time.
+
+        Raises:
+            ActivationCheckpointingError: a family or an op that is named fits no call.
+        """
         if not any(plan.stale for plan in self.blocks):
             return
         if not self.told and all(plan.learnt for plan in self.blocks):
+            self.named.check(self.blocks)
             self.told = True
-            self._tell_what_is_missing()
         by_budget = spend([_candidates(plan) if plan.rule.part_of_matmuls else [] for plan in self.blocks])
         for plan, of_the_matmuls in zip(self.blocks, by_budget, strict=True):
             kept = self._named(plan) | of_the_matmuls
@@ -208,19 +219,6 @@ class ModelPlan:
             and (key[0], site.kind.name) not in self.costly
             and plan.rule.keeps(site.kind)
         }
-
-    def _tell_what_is_missing(self) -> None:
-        kinds: dict[str, set[CallKind]] = {}  # of the blocks whose rule has the name
-        for plan in self.blocks:
-            for name in (*plan.rule.ops, *(() if plan.rule.part_of_matmuls else plan.rule.families)):
-                kinds.setdefault(name, set()).update(site.kind for site in plan.sites.values())
-        for name in sorted(kinds):
-            if not any(name in kind.ops or name == kind.family for kind in kinds[name]):
-                warnings.warn(
-                    f"save: {name!r} matches no call that the checkpointed blocks make, so nothing is kept for it"
-                    + "; attention written out as matmuls and softmax is none" * (name == ATTENTION),
-                    stacklevel=2,
-                )
 
 
 LEAF = CallKind(FORWARD, MATMUL, frozenset(("aten::linear", "aten::mm", "aten::addmm")))

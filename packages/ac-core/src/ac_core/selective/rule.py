@@ -31,6 +31,11 @@ class SaveRule:
             part_of_matmuls=False,
         )
 
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The families and ops that the setting names; none without one."""
+        return (*self.ops, *(() if self.part_of_matmuls else self.families))
+
     def keeps(self, kind: CallKind) -> bool:
         """Whether every call of this kind is to be kept."""
         return kind.family in self.families or not self.ops.isdisjoint(kind.ops)

@@ -7,8 +7,9 @@ from dataclasses import replace
 import torch
 
 import ac_core
-from ac_core import ActivationCheckpointingConfig, ActivationCheckpointingError, Plan
+from ac_core import ActivationCheckpointingConfig, ActivationCheckpointingError, BudgetError, Plan
 from ac_recipes.analysis.subject import Device, Kernels, step_settings
+from ac_recipes.analysis.words import words_for
 from ac_recipes.errors import RunError, UsageError
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.ranks import Ranks
@@ -30,9 +31,12 @@ def make_plan(
             "fixed policies need with it"
         )
     settings = step_settings(recipe, device=device, kernels=kernels)
+    settings |= {"scope": config.scope, "layers": config.layers, "offload": config.offload}
     try:
         with _smallest_card(recipe) if config.memory_budget == "device" else nullcontext():
-            return ac_core.plan(budget=config.memory_budget, scope=config.scope, layers=config.layers, **settings)
+            return ac_core.plan(budget=config.memory_budget, **settings)
+    except BudgetError as error:
+        raise RunError(error.advice.text(words_for(recipe))) from error
     except ActivationCheckpointingError as error:
         raise RunError(str(error)) from error
 

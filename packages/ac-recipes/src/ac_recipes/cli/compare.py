@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ac_recipes.cli.show import check_folder, flops, progress, recipe_argument, recipe_to_look_at, size
+from ac_core.sizes import size_text
+from ac_recipes.cli.show import check_folder, flops, progress, recipe_argument, recipe_to_look_at
 from ac_recipes.errors import RunError, UsageError
 from ac_recipes.reader import Override
 from ac_recipes.shipped import find_recipe
@@ -85,8 +86,8 @@ def _row(compared: "ComparedRecipe", policy: str) -> tuple[str, ...]:
         against = f"{measured.step_seconds / none.step_seconds - 1:+.1%}{noise}"
     return (
         policy,
-        size(measured.peak_bytes),
-        size(measured.saved_bytes),
+        size_text(measured.peak_bytes),
+        size_text(measured.saved_bytes),
         f"{measured.step_seconds:.4g} s",
         against,
         flops(measured.recompute_flops) + share,

@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ac_recipes.analysis.words import words_for
 from ac_recipes.cli.show import (
     Sizes,
     check_picture,
@@ -86,7 +87,8 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
     print(f"{options.recipe}: predicted for {step_text(recipe, options.device, options.kernels)}")
     print(f"one rank, in {sizes.unit}\n")
     print_table(_COLUMNS, [_row(name, e, own, sizes) for name, e in found.items()], numbers=_COLUMNS[1:])
-    print(f"\n* {own} is the recipe's policy. It is highest in the {found[own].peak_moment}. {found[own].advice}")
+    advice = found[own].advice.text(words_for(recipe))
+    print(f"\n* {own} is the recipe's policy. It is highest in the {found[own].peak_moment}. {advice}")
     print("\nassumed:")
     for assumption in said:
         print(f"  {assumption}")

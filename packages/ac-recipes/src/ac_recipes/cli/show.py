@@ -16,13 +16,6 @@ from ac_recipes.recipe import Recipe
 from ac_recipes.tables import is_lively
 
 
-def size(count: float) -> str:
-    """Bytes as GiB with GB beside it; below a GiB as MiB and MB."""
-    if abs(count) < 2**30:
-        return f"{count / 2**20:.2f} MiB ({count / 1e6:.2f} MB)"
-    return f"{count / 2**30:.2f} GiB ({count / 1e9:.2f} GB)"
-
-
 class Sizes:
     """Bytes of one table, in one unit: GiB with GB beside it, or MiB with MB where the largest is below a GiB."""
 

@@ -4,7 +4,8 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from ac_recipes.cli.show import flops, progress, recipe_argument, recipe_to_look_at, size, uncompiled_note
+from ac_core.sizes import size_text
+from ac_recipes.cli.show import flops, progress, recipe_argument, recipe_to_look_at, uncompiled_note
 from ac_recipes.reader import Override
 from ac_recipes.tables import print_table
 
@@ -34,7 +35,7 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
     def cells(row: OpRow) -> tuple[str, ...]:
         shape = "x".join(map(str, row.shape))
         counted = flops(row.flops) if row.flops else ""
-        return (row.decision, row.blocks, row.layer, row.op, str(row.calls), shape, size(row.nbytes), counted)
+        return (row.decision, row.blocks, row.layer, row.op, str(row.calls), shape, size_text(row.nbytes), counted)
 
     rows = [row for traced in trace.ops for row in summary([traced])] if options.all else summary(trace.ops)
     columns = ("decision", "block", "layer", "op", "calls", "output", "bytes", "FLOPs")

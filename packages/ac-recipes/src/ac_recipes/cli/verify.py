@@ -5,7 +5,8 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ac_recipes.cli.show import flops, progress, recipe_argument, recipe_to_look_at, size, uncompiled_note
+from ac_core.sizes import size_text
+from ac_recipes.cli.show import flops, progress, recipe_argument, recipe_to_look_at, uncompiled_note
 from ac_recipes.reader import Override
 from ac_recipes.tables import print_table
 
@@ -53,7 +54,7 @@ def _show(result: "VerifiedRecipe") -> None:
     print()
     sides = (("without", result.without), ("with", result.with_checkpointing))
     columns = ("checkpointing", "saved for the backward", "peak above the model", "run again")
-    figures = [(n, size(u.saved_bytes), size(u.peak_bytes), flops(u.recompute_flops)) for n, u in sides]
+    figures = [(n, size_text(u.saved_bytes), size_text(u.peak_bytes), flops(u.recompute_flops)) for n, u in sides]
     print_table(columns, figures, numbers=columns[1:])
     print()
     if note := uncompiled_note(result.subject.recipe, _NOT_COMPILED):

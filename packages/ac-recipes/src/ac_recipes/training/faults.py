@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch.distributed.checkpoint import CheckpointException
 
+from ac_core import ActivationCheckpointingError, RecomputeMismatchError
 from ac_recipes.errors import LostPeerError, RankError, RunError, UsageError
 from ac_recipes.invocation import Invocation
 from ac_recipes.training.checkpoint import whole_checkpoints
@@ -50,7 +51,8 @@ class Faults:
 
         Raises:
             RunError: a loss that is not finite.
-            RankError: out of memory, a disk that is full, a file that cannot be read; another rank is gone. Whatever
+            RankError: out of memory, a disk that is full, a file that cannot be read; checkpointing that a step has
+                shown not to be what was asked for; another rank is gone. Whatever
                 else is raised is a mistake of the program and goes through with its traceback.
         """
         try:
@@ -76,7 +78,7 @@ class Faults:
         if is_disk_full(error) or isinstance(error, OSError):
             remedy = "Make room, and" if is_disk_full(error) else "Once it is mended,"
             return RankError(f"{reason_of(error)}, {self.when}; {self.kept()}. {remedy} {self.go_on()}")
-        return None
+        return self._not_as_asked(error)
 
     def not_saved(self, error: BaseException, step: int) -> RunError:
         """The checkpoint of step `step` could not be written."""
@@ -99,6 +101,12 @@ class Faults:
         if not whole_checkpoints(self._run.checkpoints):
             return "start the run anew"
         return f"go on with: {self._invocation.resume(self._run.path)}"
+
+    def _not_as_asked(self, error: BaseException) -> RunError | None:
+        """What only a step can show of the recipe: a name of what is to be kept fits no call."""
+        if not isinstance(error, ActivationCheckpointingError) or isinstance(error, RecomputeMismatchError):
+            return None
+        return RankError(f"distributed.activation_checkpointing: {error}; {self.when}; {self.kept()}")
 
     def _out_of_memory(self, error: BaseException) -> str:
         device = self._ranks.device
