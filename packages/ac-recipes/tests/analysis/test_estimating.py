@@ -7,6 +7,7 @@ from ac_recipes.analysis.estimating import estimate_policies, stated_assumptions
 from ac_recipes.analysis.policies import policies
 from ac_recipes.analysis.steps import RepeatableStep
 from ac_recipes.analysis.subject import real_subject
+from ac_recipes.load import load_recipe
 
 
 @pytest.mark.parametrize("settings", [(), ("loss_fn.kind=plain", "model.dtype=bfloat16")], ids=["fused", "plain"])
@@ -23,6 +24,19 @@ def test_every_policy_is_estimated_within_three_percent_of_a_real_step(small, se
         _, peak = step.recorded()
         remove_activation_checkpointing(subject.model)
         assert estimates[name].peak_bytes == pytest.approx(peak, rel=0.03)
+
+
+def test_images_are_estimated_within_three_percent_of_a_real_step():
+    pytest.importorskip("sklearn")
+    recipe = load_recipe("vlm-digits")
+    estimates = estimate_policies(recipe, device="cpu")
+    subject = real_subject(recipe)
+    step = RepeatableStep(subject)
+    apply_activation_checkpointing(subject.model, recipe.distributed.checkpointing)
+    step()
+    _, peak = step.recorded()
+    assert estimates["full"].peak_bytes == pytest.approx(peak, rel=0.03)
+    assert any("no image of the batch is padding" in said for said in stated_assumptions(recipe, estimates))
 
 
 def test_the_recipes_own_policy_and_scope_are_kept(small):

@@ -42,7 +42,9 @@ class Setting:
         )
 
 
-def assumptions(setting: Setting, *, uniform_routing: bool, experts: bool, host: bool) -> tuple[str, ...]:
+def assumptions(
+    setting: Setting, *, uniform_routing: bool, experts: bool, no_padding: bool, host: bool
+) -> tuple[str, ...]:
     """What holds for this setting."""
     said = ["bytes are those of tensors: without the allocator's rounding and reserve, and scratch inside of kernels"]
     said.append(
@@ -79,6 +81,8 @@ def assumptions(setting: Setting, *, uniform_routing: bool, experts: bool, host:
         said.append("routing is uniform: every expert gets as many tokens as any other")
     if setting.ep_size > 1:
         said.append("a rank's experts get as many rows as its own tokens take; the all-to-all's buffers do not count")
+    if no_padding:
+        said.append("no image of the batch is padding: pixels are compared with a constant, and taken to differ from it")
     if host:
         said.append(f"the link to the host moves {LINK / 1e9:g} GB/s each way, while the device computes")
     if uniform_routing:

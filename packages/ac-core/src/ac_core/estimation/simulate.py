@@ -72,7 +72,8 @@ def simulate(
     """
     flops, known_values = Flops(), KnownValues()
     with fake_mode(), known_values, flops, Ledger(flops) as ledger:
-        made = fake_model(model, dtype)
+        with known_values.building():
+            made = fake_model(model, dtype)
         found = find_blocks(made, blocks)
         inputs = fake_batch(batch(made, found) if callable(batch) else batch)
         if prepare is not None:
