@@ -35,7 +35,7 @@ def test_large_integers_are_not_computed():
 
 
 def test_no_image_is_padding():
-    """As Idefics and SmolVLM look for it; and the boxes that Qwen2-VL makes of the grids of images, by way of floats."""
+    """As Idefics and SmolVLM look for it."""
     known = KnownValues()
     with fake_mode(), known:
         pixels = fake_batch(torch.zeros(4, 3, 8, 8)).to(torch.bfloat16)
@@ -48,6 +48,7 @@ def test_no_image_is_padding():
 
 
 def test_integers_are_followed_through_floats():
+    """As Qwen2-VL makes places of the grids of images."""
     with fake_mode(), KnownValues():
         places = (fake_batch(torch.arange(6)) * 0.5).long()
         assert places.tolist() == [0, 0, 1, 1, 2, 2]

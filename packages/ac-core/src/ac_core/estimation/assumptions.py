@@ -19,6 +19,7 @@ class Setting:
     strategy: str
     dp_size: int
     ep_size: int
+    gradient_accumulation_steps: int
     loss: str
     kernels: str
     keep_output: bool
@@ -35,10 +36,12 @@ class Setting:
         ranks = self.strategy if self.strategy == "none" else f"{self.strategy} over {self.dp_size}"
         if self.ep_size > 1:
             ranks += f", experts over {self.ep_size}"
+        microbatches = self.gradient_accumulation_steps
+        several = f", {microbatches} microbatches a step" if microbatches > 1 else ""
         offload = "" if self.offload == "none" else f" with offload {self.offload}"
         return (
             f"policy {self.policy}{offload}, strategy {ranks}, loss {self.loss}, optimizer {self.optimizer}, {dtype}, "
-            f"kernels {self.kernels}"
+            f"kernels {self.kernels}{several}"
         )
 
 
@@ -71,6 +74,11 @@ def assumptions(
     if setting.optimizer in ("adamw", "sgd", "sgd+momentum"):
         at_once = "all parameters at once" if setting.device == "cuda" else "one parameter at a time"
         said.append(f"the optimizer steps on {at_once}; gradients are dropped after the step")
+    if setting.gradient_accumulation_steps > 1:
+        said.append(
+            f"the step is the last of {setting.gradient_accumulation_steps} microbatches, and adds to gradients that are "
+            "there; FLOPs are those of one"
+        )
     if setting.strategy == "ddp":
         said.append("DDP's buckets hold every gradient a second time (gradient_as_bucket_view=False)")
     if setting.strategy == "fsdp2":

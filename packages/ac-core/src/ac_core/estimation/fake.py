@@ -34,6 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ac_core.errors import ActivationCheckpointingError
+from ac_core.estimation.conversions import conversions_of_fakes
 from ac_core.estimation.experts import expert_modules
 
 aten = torch.ops.aten
@@ -190,7 +191,8 @@ def _built(factory: Callable[[], nn.Module], dtype: torch.dtype | None) -> nn.Mo
     try:
         if dtype is not None:
             torch.set_default_dtype(dtype)
-        made = factory()
+        with conversions_of_fakes():
+            made = factory()
     finally:
         torch.set_default_dtype(default)
     if not isinstance(made, nn.Module):

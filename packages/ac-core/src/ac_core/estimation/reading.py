@@ -39,9 +39,9 @@ class Simulation:
     which they first ran. forward_flops, backward_flops, recompute_flops: of matrix multiplications, convolutions and
     attention. host: bytes that offloading has moved to the host, in none of the others. experts: among which a
     router chooses; 0: there is none. assumed_uniform_routing: whether shapes depended on what it chose.
-    assumed_no_padding: whether floating-point numbers were compared with a constant, as to find images that are padding.
-    log: every allocation and release. known: numbers of the storages in it that are parameters and buffers, gradients,
-    optimizer state, communication buffers.
+    assumed_no_padding: whether floating-point numbers were compared with a constant, as to find images that are
+    padding. log: every allocation and release. known: numbers of the storages in it that are parameters and buffers,
+    gradients, optimizer state, communication buffers.
     """
 
     peak: int
