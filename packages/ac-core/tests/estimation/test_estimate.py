@@ -40,7 +40,6 @@ def test_parameters_gradients_and_state_are_those_of_the_model_and_optimizer(dec
     assert found.optimizer_bytes == pytest.approx(states * size, abs=8 * 100)  # AdamW counts its steps
 
 
-
 @pytest.mark.parametrize("policy", ["none", "full"])
 def test_a_later_microbatch_finds_the_gradients_of_those_before(decoder, real_peak, policy):
     ids = torch.arange(256).reshape(4, 64)
@@ -256,7 +255,7 @@ def test_it_can_be_read_and_written(decoder):
         ({"strategy": "fsdp"}, r"^strategy: 'fsdp' is not one of 'none', 'ddp', 'fsdp2'"),
         ({"strategy": "fsdp2", "dp_size": 0}, r"^dp_size: 0 is not a whole number of ranks"),
         ({"dp_size": 2}, r"^dp_size: 2 ranks need a strategy"),
-        ({"gradient_accumulation_steps": 0}, r"^gradient_accumulation_steps: 0 is not a whole number of microbatches"),
+        ({"gradient_accumulation_steps": 0}, r"^gradient_accumulation_steps: 0 is no whole number of microbatches"),
         ({"strategy": "ddp", "dp_size": 4, "ep_size": 3}, r"^ep_size: the 4 ranks of dp_size cannot be divided"),
         ({"loss": "cut"}, r"^loss: 'cut' is not one of 'plain', 'fused'"),
         ({"kernels": "triton"}, r"^kernels: 'triton' is not one of 'plain', 'fused'"),

@@ -173,7 +173,7 @@ class TrainingStep:
                 raise ValueError(f"{name}: {value!r} is not a whole number, at least 1; give it, or a batch")
         count = self.gradient_accumulation_steps
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise ValueError(f"gradient_accumulation_steps: {count!r} is not a whole number of microbatches, at least 1")
+            raise ValueError(f"gradient_accumulation_steps: {count!r} is no whole number of microbatches, at least 1")
         for name, value, valid in (("kernels", self.kernels, Kernels), ("device", self.device, Device)):
             if value not in get_args(valid):
                 raise ValueError(f"{name}: {value!r} is not one of {', '.join(map(repr, get_args(valid)))}")

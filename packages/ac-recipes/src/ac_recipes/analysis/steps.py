@@ -28,7 +28,8 @@ class RepeatableStep:
 
     def __call__(self) -> float:
         loss = self._microbatch()
-        nn.utils.clip_grad_norm_(self.subject.model.parameters(), math.inf if self._max_norm is None else self._max_norm)
+        max_norm = math.inf if self._max_norm is None else self._max_norm
+        nn.utils.clip_grad_norm_(self.subject.model.parameters(), max_norm)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return loss.item()
