@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+import ac_core
 from ac_core import Plan
-from ac_recipes.analysis.estimating import estimate_policies
 from ac_recipes.analysis.planning import make_plan, planned_recipe
-from ac_recipes.analysis.policies import budget_policy
+from ac_recipes.analysis.policies import budget_policy, policies
+from ac_recipes.analysis.subject import step_settings
 from ac_recipes.errors import UsageError
 from ac_recipes.load import load_recipe
 from ac_recipes.reader import split_overrides
@@ -38,6 +39,7 @@ _SMALL_LLAMA = (
 RECIPES = [
     Shipped("default"),
     Shipped("vlm-digits"),
+    Shipped("qwen3-moe", ("--distributed.ep_size=1", "--model.backend=null")),
     Shipped("qwen3-moe", ranks=2),
     Shipped("smollm2-sft", _TWO_MICROBATCHES),
     Shipped("smollm2-lora", _TWO_MICROBATCHES),
@@ -66,7 +68,9 @@ def apply_plan(shipped: Shipped) -> Applied:
         UsageError: a package that the recipe names is not here.
     """
     recipe = shipped.load()
-    found = {name: estimate.peak_bytes for name, estimate in estimate_policies(recipe, device="cpu").items()}
+    settings = step_settings(recipe, device="cpu", kernels="plain")
+    fixed = {name: config for name, config in policies(recipe).items() if name in ("none", "full")}
+    found = {name: ac_core.estimate(policy=config, **settings).peak_bytes for name, config in fixed.items()}
     budget = budget_policy(recipe.distributed.checkpointing, (found["none"] + found["full"]) // 2)
     plan = make_plan(recipe, budget, device="cpu")
     planned = planned_recipe(recipe, plan)
