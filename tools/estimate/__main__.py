@@ -1,4 +1,4 @@
-"""The command line: `python -m tools.estimate {accuracy,guide}`."""
+"""The command line: `python -m tools.estimate {accuracy,guide,plans}`."""
 
 import argparse
 import sys
@@ -15,8 +15,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tools.estimate", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", choices=("accuracy", "guide"))
-    parser.add_argument("--only", default="*", metavar="GLOB", help="accuracy: steps of such 'model policy loss'")
+    parser.add_argument("command", choices=("accuracy", "guide", "plans"))
+    told = "accuracy: steps of such 'model policy loss'; plans: such recipes"
+    parser.add_argument("--only", default="*", metavar="GLOB", help=told)
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -24,6 +25,11 @@ def main(arguments: list[str] | None = None) -> None:
         from tools.estimate.guide import table
 
         print(table(_say))
+        return
+    if asked.command == "plans":
+        from tools.estimate import plans
+
+        print(plans.table([shipped for shipped in plans.RECIPES if fnmatchcase(shipped.name, asked.only)], _say))
         return
     from tools.estimate.accuracy import CASES, DTYPES, compare, table
 

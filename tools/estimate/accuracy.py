@@ -55,6 +55,7 @@ _MODELS: dict[str, Callable[[], Model]] = {
     "LLaVA": models.llava,
     "LLaVA, frozen tower": partial(models.llava, frozen=True),
     "Qwen2.5-VL": models.qwen2_5_vl,
+    "SmolVLM": models.smolvlm,
     "Llama with LoRA": models.llama_lora,
 }
 

@@ -155,6 +155,31 @@ def qwen2_5_vl() -> Model:
     return Model(lambda: Qwen2_5_VLForConditionalGeneration(config).train(), batch)
 
 
+def smolvlm() -> Model:
+    """Two images a row, of which the model drops those that are padding: none here."""
+    from transformers import LlamaConfig, SmolVLMConfig, SmolVLMForConditionalGeneration
+
+    vision = {
+        "hidden_size": 128,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "image_size": 64,
+        "patch_size": 8,
+    }
+    config = SmolVLMConfig(
+        vision_config=vision, text_config=LlamaConfig(**_decoder()), scale_factor=2, image_token_id=7
+    )
+    images = 2
+    tokens = images * (64 // 8 // 2) ** 2
+    batch = _text(2048)
+    for row in batch.values():
+        row[row == 7] = 8
+    batch["input_ids"][:, :tokens] = 7
+    batch["pixel_values"] = torch.randn(2, images, 3, 64, 64, generator=torch.Generator().manual_seed(2))
+    return Model(lambda: SmolVLMForConditionalGeneration(config).train(), batch)
+
+
 class _LoRALinear(nn.Module):
     """A frozen linear beside a low-rank product that learns."""
 

@@ -18,10 +18,12 @@ def peak_of_step(
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None,
     *,
     steps: int = 3,
+    microbatches: int = 1,
 ) -> int:
     """The most bytes alive in the last of `steps` training steps, the model's and the batch's included.
 
-    build: makes the model, ready to train. batch: of which a copy is trained on. loss_of: one forward.
+    build: makes the model, ready to train. batch: of which a copy is trained on. loss_of: one forward. microbatches: of
+    a step, each of them the batch.
     """
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -34,9 +36,10 @@ def peak_of_step(
             gc.collect()
             with record_function(f"{_STEP} {step}"):
                 pass
-            loss = loss_of(model, batch)
-            loss.backward()
-            del loss
+            for _ in range(microbatches):
+                loss = loss_of(model, batch)
+                loss.backward()
+                del loss
             if stepper is not None:
                 stepper.step()
             with record_function(f"{_END} {step}"):

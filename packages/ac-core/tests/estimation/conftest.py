@@ -94,6 +94,7 @@ def real_peak() -> Callable[..., int]:
         build: Callable[[], nn.Module],
         batch: dict[str, Tensor],
         optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] = torch.optim.AdamW,
+        microbatches: int = 1,
     ) -> int:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             model = build()
@@ -102,9 +103,10 @@ def real_peak() -> Callable[..., int]:
             for _ in range(2):
                 with record_function("step begins"):
                     pass
-                loss = model(**batch).loss
-                loss.backward()
-                del loss
+                for _ in range(microbatches):
+                    loss = model(**batch).loss
+                    loss.backward()
+                    del loss
                 stepper.step()
                 stepper.zero_grad(set_to_none=True)
         now = peak = 0

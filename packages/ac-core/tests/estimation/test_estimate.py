@@ -40,6 +40,19 @@ def test_parameters_gradients_and_state_are_those_of_the_model_and_optimizer(dec
     assert found.optimizer_bytes == pytest.approx(states * size, abs=8 * 100)  # AdamW counts its steps
 
 
+@pytest.mark.parametrize("policy", ["none", "full"])
+def test_a_later_microbatch_finds_the_gradients_of_those_before(decoder, real_peak, policy):
+    ids = torch.arange(256).reshape(4, 64)
+    batch = {"input_ids": ids, "labels": ids}
+    settings = {"batch": batch, "dtype": torch.float32, "policy": policy, "device": "cpu"}
+    one, three = (estimate(decoder, **settings, gradient_accumulation_steps=count) for count in (1, 3))
+    real = real_peak(_real(decoder, policy, torch.float32), batch, microbatches=3)
+    assert three.peak_bytes == pytest.approx(real, rel=0.01)
+    assert three.peak_bytes > one.peak_bytes
+    assert three.gradient_bytes == three.at_peak["gradients"] == one.gradient_bytes
+    assert "the step is the last of 3 microbatches" in " ".join(three.assumptions)
+
+
 def test_tied_weights_and_buffers_count_once(decoder):
     size = 2 * sum(p.numel() for p in decoder(tied=True).parameters())
 
@@ -242,6 +255,7 @@ def test_it_can_be_read_and_written(decoder):
         ({"strategy": "fsdp"}, r"^strategy: 'fsdp' is not one of 'none', 'ddp', 'fsdp2'"),
         ({"strategy": "fsdp2", "dp_size": 0}, r"^dp_size: 0 is not a whole number of ranks"),
         ({"dp_size": 2}, r"^dp_size: 2 ranks need a strategy"),
+        ({"gradient_accumulation_steps": 0}, r"^gradient_accumulation_steps: 0 is no whole number of microbatches"),
         ({"strategy": "ddp", "dp_size": 4, "ep_size": 3}, r"^ep_size: the 4 ranks of dp_size cannot be divided"),
         ({"loss": "cut"}, r"^loss: 'cut' is not one of 'plain', 'fused'"),
         ({"kernels": "triton"}, r"^kernels: 'triton' is not one of 'plain', 'fused'"),

@@ -34,6 +34,39 @@ def test_large_integers_are_not_computed():
         assert isinstance(torch.arange(2**23), FakeTensor)
 
 
+def test_no_image_is_padding():
+    """As Idefics and SmolVLM look for it."""
+    known = KnownValues()
+    with fake_mode(), known:
+        pixels = fake_batch(torch.zeros(4, 3, 8, 8)).to(torch.bfloat16)
+        assert not known.compared
+        real = (pixels == 0.0).sum(dim=(-1, -2, -3)) != 3 * 8 * 8
+        real[0] |= ~torch.any(real)
+        assert pixels[real].shape == (4, 3, 8, 8)
+        assert real.view(2, 2).sum(1).tolist() == [2, 2]
+    assert known.compared
+
+
+def test_integers_are_followed_through_floats():
+    """As Qwen2-VL makes places of the grids of images."""
+    with fake_mode(), KnownValues():
+        places = (fake_batch(torch.arange(6)) * 0.5).long()
+        assert places.tolist() == [0, 0, 1, 1, 2, 2]
+        assert isinstance(torch.empty(3), FakeTensor)
+
+
+def test_a_model_may_look_at_its_weights_while_it_is_built():
+    known = KnownValues()
+    with fake_mode(), known:
+        with known.building():
+            weight = nn.init.trunc_normal_(nn.Linear(64, 64).weight)
+            offsets = nn.Parameter(torch.arange(3) * 0.5)
+        assert isinstance(weight.data, FakeTensor)
+        assert isinstance(offsets.data, FakeTensor)
+        with pytest.raises(NEEDS_VALUES):
+            nn.init.trunc_normal_(weight)
+
+
 def test_a_router_is_assumed_to_be_uniform():
     known = KnownValues(experts=4)
     with fake_mode(), known:

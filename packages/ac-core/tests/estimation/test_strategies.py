@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from ac_core import estimate
+from ac_core import estimate, plan
 
 SHAPE = {"batch_size": 2, "sequence_length": 32}
 
@@ -101,6 +101,15 @@ def test_experts_are_distributed_and_what_is_routed_to_them_is_not():
         assert part.activation_bytes == pytest.approx(whole.activation_bytes, rel=0.01)
         gathered = estimate(_Mixture, **SHAPE, policy="none", strategy="fsdp2", dp_size=dp_size).communication_bytes
         assert part.communication_bytes < gathered
+
+
+def test_a_plan_is_for_its_ranks_share_of_the_experts():
+    ranks = {"strategy": "fsdp2", "dp_size": 4, "ep_size": 2, "device": "cpu"}
+    found = plan(_Mixture, **SHAPE, budget=0.95, **ranks)
+    shown = estimate(_Mixture, **SHAPE, policy=found.to_config(), **ranks)
+    assert found.peak_bytes == shown.peak_bytes <= found.budget_bytes
+    none, whole = (estimate(_Mixture, **SHAPE, policy="none", **{**ranks, "ep_size": size}) for size in (2, 1))
+    assert found.none_peak_bytes == none.peak_bytes != whole.peak_bytes
 
 
 def test_experts_that_cannot_be_distributed_are_refused(decoder):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ac_core.planning.budget import parse_budget, size_text
+from ac_core.planning.budget import parse_budget
 
 
 @pytest.mark.parametrize(
@@ -54,12 +54,6 @@ def test_forms(given, budget):
 def test_anything_else_is_refused_with_what_was_meant(given, message):
     with pytest.raises(ValueError, match=message):
         parse_budget(given)
-
-
-def test_sizes_for_people():
-    assert size_text(3 * 2**29) == "1.50 GiB (1.61 GB)"
-    assert size_text(3 * 2**19) == "1.50 MiB"
-    assert size_text(1536) == "1.50 KiB"
 
 
 def test_it_loads_without_torch():

@@ -7,9 +7,12 @@ from ac_recipes.analysis.estimating import estimate_policies, stated_assumptions
 from ac_recipes.analysis.policies import policies
 from ac_recipes.analysis.steps import RepeatableStep
 from ac_recipes.analysis.subject import real_subject
+from ac_recipes.load import load_recipe
+
+ACCUMULATED = ("loss_fn.kind=plain", "model.dtype=bfloat16", "step_scheduler.global_batch_size=12")
 
 
-@pytest.mark.parametrize("settings", [(), ("loss_fn.kind=plain", "model.dtype=bfloat16")], ids=["fused", "plain"])
+@pytest.mark.parametrize("settings", [(), ACCUMULATED], ids=["fused", "plain, three microbatches"])
 def test_every_policy_is_estimated_within_three_percent_of_a_real_step(small, settings):
     recipe = small(*settings)
     said = []
@@ -23,6 +26,19 @@ def test_every_policy_is_estimated_within_three_percent_of_a_real_step(small, se
         _, peak = step.recorded()
         remove_activation_checkpointing(subject.model)
         assert estimates[name].peak_bytes == pytest.approx(peak, rel=0.03)
+
+
+def test_images_are_estimated_within_three_percent_of_a_real_step():
+    pytest.importorskip("sklearn")
+    recipe = load_recipe("vlm-digits")
+    estimates = estimate_policies(recipe, device="cpu")
+    subject = real_subject(recipe)
+    step = RepeatableStep(subject)
+    apply_activation_checkpointing(subject.model, recipe.distributed.checkpointing)
+    step()
+    _, peak = step.recorded()
+    assert estimates["full"].peak_bytes == pytest.approx(peak, rel=0.03)
+    assert any("no image of the batch is padding" in said for said in stated_assumptions(recipe, estimates))
 
 
 def test_the_recipes_own_policy_and_scope_are_kept(small):
@@ -39,4 +55,4 @@ def test_what_is_taken_for_granted_of_the_recipe_is_said(tiny):
     said = " ".join(stated_assumptions(recipe, estimate_policies(recipe)))
     assert "the 300 entries that the tokenizer is asked for" in said
     assert "one rank; for more, give --distributed.dp_size" in said
-    assert "a second, accumulated one finds the gradients" in said
+    assert "the last of 2 microbatches, and adds to gradients that are there" in said

@@ -12,6 +12,8 @@ from ac_recipes.analysis.policies import budget_policy
 from ac_recipes.analysis.steps import RepeatableStep
 from ac_recipes.analysis.subject import real_subject, step_settings
 from ac_recipes.errors import RunError, UsageError
+from ac_recipes.load import load_recipe
+from ac_recipes.reader import split_overrides
 from ac_recipes.training.ranks import Ranks
 from ac_recipes.training.run_folder import RunFolder
 from ac_recipes.training.trainer import train
@@ -35,6 +37,15 @@ def test_a_plan_is_for_the_ranks_and_the_batch_of_the_recipe(small):
     assert settings["batch"]["input_ids"].shape == (2, 128)
     alone = step_settings(small(*batches), device="cuda", kernels="plain")
     assert (alone["strategy"], alone["dp_size"]) == ("none", 1)
+
+
+def test_experts_shared_over_ranks_are_planned_for():
+    recipe = load_recipe("qwen3-moe", split_overrides(["--model.config.num_hidden_layers=2"])[1])
+    settings = step_settings(recipe, device="cpu", kernels="plain")
+    assert (settings["ep_size"], settings["dp_size"], settings["gradient_accumulation_steps"]) == (2, 2, 1)
+    plan = make_plan(recipe, budget_policy(recipe.distributed.checkpointing, 0.9), device="cpu")
+    assert plan.peak_bytes <= plan.budget_bytes < plan.none_peak_bytes
+    assert len(plan.blocks) == 2
 
 
 def test_what_does_not_fit_names_the_least_that_would(small):

@@ -20,6 +20,7 @@ class Setting:
     strategy: str = "none"
     dp_size: int = 1
     ep_size: int = 1
+    gradient_accumulation_steps: int = 1
     rows: int | None = None
     loss: str = "plain"
     kernels: str = "plain"
@@ -37,14 +38,18 @@ class Setting:
         ranks = self.strategy if self.strategy == "none" else f"{self.strategy} over {self.dp_size}"
         if self.ep_size > 1:
             ranks += f", experts over {self.ep_size}"
+        microbatches = self.gradient_accumulation_steps
+        several = f", {microbatches} microbatches a step" if microbatches > 1 else ""
         offload = "" if self.offload == "none" else f" with offload {self.offload}"
         return (
             f"policy {self.policy}{offload}, strategy {ranks}, loss {self.loss}, optimizer {self.optimizer}, {dtype}, "
-            f"kernels {self.kernels}"
+            f"kernels {self.kernels}{several}"
         )
 
 
-def assumptions(setting: Setting, *, uniform_routing: bool, experts: bool, host: bool) -> tuple[str, ...]:
+def assumptions(
+    setting: Setting, *, uniform_routing: bool, experts: bool, no_padding: bool, host: bool
+) -> tuple[str, ...]:
     """What holds for this setting."""
     said = ["bytes are those of tensors: without the allocator's rounding and reserve, and scratch inside of kernels"]
     said.append(
@@ -71,18 +76,31 @@ def assumptions(setting: Setting, *, uniform_routing: bool, experts: bool, host:
     if setting.optimizer in ("adamw", "sgd", "sgd+momentum"):
         at_once = "all parameters at once" if setting.device == "cuda" else "one parameter at a time"
         said.append(f"the optimizer steps on {at_once}; gradients are dropped after the step")
-    if setting.strategy == "ddp":
-        said.append("DDP's buckets hold every gradient a second time (gradient_as_bucket_view=False)")
-    if setting.strategy == "fsdp2":
-        said.append("each block is an FSDP2 unit, the rest is one that stays gathered through forward and backward")
+    said += _of_ranks(setting)
     if setting.compute_dtype is not None and setting.strategy != "fsdp2":
         said.append("autocast as on the CPU")
     if experts:
         said.append("routing is uniform: every expert gets as many tokens as any other")
-    if setting.ep_size > 1:
-        said.append("a rank's experts get as many rows as its own tokens take; the all-to-all's buffers do not count")
+    if no_padding:
+        said.append("no image of the batch is padding: pixels that are compared with a constant differ from it")
     if host:
         said.append(f"the link to the host moves {LINK / 1e9:g} GB/s each way, while the device computes")
     if uniform_routing:
         said.append("loops over experts run once for each expert")
     return tuple(said)
+
+
+def _of_ranks(setting: Setting) -> list[str]:
+    said = []
+    if setting.gradient_accumulation_steps > 1:
+        said.append(
+            f"the step is the last of {setting.gradient_accumulation_steps} microbatches, and adds to gradients that "
+            "are there; FLOPs are those of one"
+        )
+    if setting.strategy == "ddp":
+        said.append("DDP's buckets hold every gradient a second time (gradient_as_bucket_view=False)")
+    if setting.strategy == "fsdp2":
+        said.append("each block is an FSDP2 unit, the rest is one that stays gathered through forward and backward")
+    if setting.ep_size > 1:
+        said.append("a rank's experts get as many rows as its own tokens take; the all-to-all's buffers do not count")
+    return said

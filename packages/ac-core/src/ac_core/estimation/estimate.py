@@ -41,6 +41,7 @@ def estimate(
     strategy: Strategy = "none",
     dp_size: int = 1,
     ep_size: int = 1,
+    gradient_accumulation_steps: int = 1,
     loss: Literal["plain", "fused"] | Loss = "plain",
     kernels: Kernels = "plain",
     keep_output: bool = False,
@@ -65,6 +66,8 @@ def estimate(
         strategy: `"none"`, `"ddp"` or `"fsdp2"`, where each block is a unit.
         dp_size: ranks; the estimate is of one of them.
         ep_size: of these ranks, how many share the experts of a mixture of experts.
+        gradient_accumulation_steps: microbatches of an optimizer step. With more than one, the step that is looked at
+            is a later microbatch, which finds gradients there and adds to them; its FLOPs are those of one.
         loss: `"plain"`: the model's own loss, or cross-entropy on its logits. `"fused"`: one that never has all logits,
             as ac-loss's. Or a function of the model's output.
         kernels: `"plain"`: every operation by itself, as PyTorch runs them. `"fused"`: norms and gated activations in
@@ -92,6 +95,7 @@ def estimate(
         strategy=strategy,
         dp_size=dp_size,
         ep_size=ep_size,
+        gradient_accumulation_steps=gradient_accumulation_steps,
         loss=loss,
         kernels=kernels,
         keep_output=keep_output,
@@ -132,6 +136,7 @@ class TrainingStep:
     strategy: Strategy = "none"
     dp_size: int = 1
     ep_size: int = 1
+    gradient_accumulation_steps: int = 1
     loss: Literal["plain", "fused"] | Loss = "plain"
     kernels: Kernels = "plain"
     keep_output: bool = False
@@ -150,6 +155,9 @@ class TrainingStep:
                 raise ValueError(f"{name}: {value} is given beside a batch, whose own shape counts; leave one out")
             if self.batch is None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ValueError(f"{name}: {value!r} is not a whole number, at least 1; give it, or a batch")
+        count = self.gradient_accumulation_steps
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise ValueError(f"gradient_accumulation_steps: {count!r} is no whole number of microbatches, at least 1")
         for name, value, valid in (("kernels", self.kernels, Kernels), ("device", self.device, Device)):
             if value not in get_args(valid):
                 raise ValueError(f"{name}: {value!r} is not one of {', '.join(map(repr, get_args(valid)))}")
@@ -166,6 +174,7 @@ class TrainingStep:
             strategy=self.strategy,
             dp_size=self.dp_size,
             ep_size=self.ep_size,
+            gradient_accumulation_steps=self.gradient_accumulation_steps,
             rows=ids.shape[0] if isinstance(ids, Tensor) else self.batch_size,
             loss=self.loss if isinstance(self.loss, str) else "a function of the caller's",
             kernels=self.kernels,
@@ -197,6 +206,7 @@ class TrainingStep:
                     dtype=self.dtype,
                     autocast=None if self.strategy == "fsdp2" else self.compute_dtype,
                     keep_output=self.keep_output,
+                    accumulates=self.gradient_accumulation_steps > 1,
                     blocks=self.blocks,
                 )
         finally:

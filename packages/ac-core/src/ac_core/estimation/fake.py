@@ -4,13 +4,19 @@ NOTE [ Values that are known ]
 A fake tensor has a shape and no values, so it cannot follow a program that looks at some. Most of what programs look at
 depends on the batch alone: token ids, masks, the grid of an image. So
 1. integers and booleans that come from the caller's batch, from constants and from one another stay real tensors, and
-   operations among them are carried out, as long as they are small. Everything else is fake.
+   operations among them are carried out, as long as they are small. So do the few floating-point numbers that are made
+   of them, such as places on a grid. Everything else is fake.
 2. What a router decides is not among them: which expert gets which tokens depends on weights. Every expert is assumed
    to get the same number of rows.
+3. Nor are pixels. Idefics, SmolVLM and their kin drop the images of which every pixel is 0.0, the padding of a batch
+   whose rows have different numbers of them. A floating-point tensor is assumed to be nowhere equal to a constant that
+   it is compared with: no image is padding.
+4. While a model is being built, a function that draws its weights may look at what it has drawn. It sees zeros.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,11 +34,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ac_core.errors import ActivationCheckpointingError
+from ac_core.estimation.conversions import conversions_of_fakes
 from ac_core.estimation.experts import expert_modules
 
 aten = torch.ops.aten
 _MOST_VALUES = 2**22
 """Elements of a tensor whose values are worth having: larger ones take time and memory, and nobody looks at them."""
+
+_MOST_PLACES = 2**16
+"""The same for floating-point numbers that are made of integers: places, and not whole tables of angles or masks."""
+_MOST_COMPARED = 2**28
+"""Elements of a floating-point tensor whose comparison with a constant is answered: all pixels of a batch."""
 
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 """What a program raises that looks at values which are not known."""
@@ -44,12 +56,24 @@ class KnownValues(TorchDispatchMode):
     Entered inside of the fake mode and outside of the meters.
 
     experts: how many share the rows that a router sends; 0: there are none. assumed: whether that had to be assumed.
+    compared: whether it had to be assumed that floating-point numbers are no constant that they are compared with.
     """
 
     def __init__(self, experts: int = 0) -> None:
         super().__init__()
         self.experts = experts
         self.assumed = False
+        self.compared = False
+        self._building = False
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """A model is made inside of the context: what is drawn for its weights does not matter."""
+        self._building = True
+        try:
+            yield
+        finally:
+            self._building = False
 
     def __torch_dispatch__(
         self, func: Any, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -60,13 +84,16 @@ class KnownValues(TorchDispatchMode):
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if any(isinstance(tensor, FakeTensor) for tensor in given):
             return self._unknown(func, args, kwargs)
-        if not all(map(_is_countable, given)) or torch.Tag.nondeterministic_seeded in func.tags:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            return func(*args, **kwargs)
+        floats = bool(given) and not self._building
+        if not floats and not all(map(_is_countable, given)):
             return func(*args, **kwargs)
         try:
             like = func(*args, **kwargs)  # on fake tensors: nothing else tells what comes out, and how large it is
         except NEEDS_VALUES:
             like = None
-        if not all(_is_countable(leaf) and _is_small(leaf) for leaf in tree_leaves(like)):
+        if not all(_is_worth_knowing(leaf, floats=floats) for leaf in tree_leaves(like)):
             return like
         with unset_fake_temporarily():
             return func(*args, **kwargs)
@@ -79,10 +106,17 @@ class KnownValues(TorchDispatchMode):
         elif func is aten.nonzero.default and self.experts:
             self.assumed = True
             return _chosen(args[0], self.experts)
+        elif func is aten._local_scalar_dense.default and self._building:
+            return args[0].dtype.is_floating_point and 0.0
+        elif func in _EQUAL and not _is_countable(args[0]) and args[0].numel() <= _MOST_COMPARED:
+            self.compared = True
+            with unset_fake_temporarily():
+                return torch.full(args[0].shape, _EQUAL[func], dtype=torch.bool)
         return func(*args, **kwargs)
 
 
 _TAKE_INDICES = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._unsafe_index.Tensor)
+_EQUAL = {aten.eq.Scalar: False, aten.ne.Scalar: True}
 
 
 def _chosen(mask: Tensor, experts: int) -> Tensor:
@@ -117,8 +151,10 @@ def _is_countable(value: object) -> bool:
     return not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex())
 
 
-def _is_small(value: object) -> bool:
-    return not isinstance(value, Tensor) or value.numel() <= _MOST_VALUES
+def _is_worth_knowing(value: object, *, floats: bool) -> bool:
+    if not isinstance(value, Tensor):
+        return True
+    return value.numel() <= _MOST_VALUES if _is_countable(value) else floats and value.numel() <= _MOST_PLACES
 
 
 def fake_mode() -> FakeTensorMode:
@@ -155,7 +191,8 @@ def _built(factory: Callable[[], nn.Module], dtype: torch.dtype | None) -> nn.Mo
     try:
         if dtype is not None:
             torch.set_default_dtype(dtype)
-        made = factory()
+        with conversions_of_fakes():
+            made = factory()
     finally:
         torch.set_default_dtype(default)
     if not isinstance(made, nn.Module):
@@ -177,7 +214,7 @@ def _copied(model: nn.Module) -> nn.Module:
 
 def _fake(tensor: Tensor) -> Tensor:
     has_values = tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor)
-    if has_values and _is_countable(tensor) and _is_small(tensor):
+    if has_values and _is_countable(tensor) and _is_worth_knowing(tensor, floats=False):
         with unset_fake_temporarily():
             return tensor.detach().clone()
     if tensor.layout is not torch.strided or hasattr(tensor, "__tensor_flatten__"):

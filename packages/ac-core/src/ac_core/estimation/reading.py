@@ -38,9 +38,10 @@ class Simulation:
     each, all of them. end: bytes alive between forward and backward; end_entry: in the log. blocks: in the order in
     which they first ran. forward_flops, backward_flops, recompute_flops: of matrix multiplications, convolutions and
     attention. host: bytes that offloading has moved to the host, in none of the others. experts: among which a
-    router chooses; 0: there is none. assumed_uniform_routing: whether shapes depended on what it chose. log: every
-    allocation and release. known: numbers of the storages in it that are parameters and buffers, gradients, optimizer
-    state, communication buffers.
+    router chooses; 0: there is none. assumed_uniform_routing: whether shapes depended on what it chose.
+    assumed_no_padding: whether floating-point numbers were compared with a constant, as to find images that are
+    padding. log: every allocation and release. known: numbers of the storages in it that are parameters and buffers,
+    gradients, optimizer state, communication buffers.
     """
 
     peak: int
@@ -59,6 +60,7 @@ class Simulation:
     host: int
     experts: int
     assumed_uniform_routing: bool
+    assumed_no_padding: bool
     log: Log = field(repr=False)
     known: dict[str, set[int]] = field(repr=False)
 
@@ -98,6 +100,7 @@ def read_log(
         host=sum(hosted.values()),
         experts=values.experts,
         assumed_uniform_routing=values.assumed,
+        assumed_no_padding=values.compared,
         log=log,
         known=known,
     )

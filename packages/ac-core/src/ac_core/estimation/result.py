@@ -133,6 +133,7 @@ def read_estimate(simulation: Simulation, setting: Setting) -> Estimate:
         setting,
         uniform_routing=simulation.assumed_uniform_routing,
         experts=simulation.experts > 0,
+        no_padding=simulation.assumed_no_padding,
         host=simulation.host > 0,
     )
     return Estimate(

@@ -44,9 +44,10 @@ def simulate(
     dtype: torch.dtype | None = None,
     autocast: torch.dtype | None = None,
     keep_output: bool = False,
+    accumulates: bool = False,
     blocks: BlockChoice | Iterable[BlockChoice] | None = None,
 ) -> Simulation:
-    """Simulate a training step of `model` on `batch`: forward, backward into empty gradients, optimizer step.
+    """Simulate a training step of `model` on `batch`: forward, backward, optimizer step.
 
     Steps that come before it let optimizer state and learnt policies settle.
 
@@ -63,6 +64,7 @@ def simulate(
         dtype: of the floating-point parameters; `None`: as they are.
         autocast: run the forward under autocast to this dtype.
         keep_output: the training loop holds the output of the model, logits and all, until the backward is over.
+        accumulates: the backward adds to gradients that another microbatch has left.
         blocks: what the blocks are, where the rules do not find them; see `find_blocks`.
 
     Raises:
@@ -72,7 +74,8 @@ def simulate(
     """
     flops, known_values = Flops(), KnownValues()
     with fake_mode(), known_values, flops, Ledger(flops) as ledger:
-        made = fake_model(model, dtype)
+        with known_values.building():
+            made = fake_model(model, dtype)
         found = find_blocks(made, blocks)
         inputs = fake_batch(batch(made, found) if callable(batch) else batch)
         if prepare is not None:
@@ -82,9 +85,10 @@ def simulate(
         ledger.sharded = any(isinstance(module, FSDPModule) for module in made.modules())
         stepper = None if optimizer is None or not _trains(made) else _Stepper(made, optimizer)
         step = _Step(made, inputs, loss, autocast, keep_output)
-        for _ in range(_steps_until_settled(made)):
+        for _ in range(max(_steps_until_settled(made), accumulates)):
             step.forward().backward()
-            made.zero_grad(set_to_none=True)
+            if not accumulates:
+                made.zero_grad(set_to_none=True)
         gc.collect()
         with _watched(found, ledger):
             ledger.start("forward")

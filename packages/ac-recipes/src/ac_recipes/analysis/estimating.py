@@ -42,15 +42,10 @@ def estimate_policies(
 def stated_assumptions(recipe: Recipe, estimates: dict[str, Estimate]) -> list[str]:
     """What was taken for granted in all of them."""
     said = list(next(iter(estimates.values())).assumptions)
-    distributed, schedule = recipe.distributed, recipe.step_scheduler
     config = recipe.model.config
     if config is not None and "vocab_size" not in (config.get("text_config") or config):
         said.append(f"the vocabulary has the {vocabulary(recipe)} entries that the tokenizer is asked for or has")
-    if distributed.dp_size is None:
-        said.append("one rank; for more, give --distributed.dp_size")
-    ranks = distributed.dp_size or 1
-    if schedule.global_batch_size > schedule.local_batch_size * ranks:
-        said.append(
-            "the step is of one microbatch; the forward of a second, accumulated one finds the gradients there already"
-        )
+    if recipe.distributed.dp_size is None:
+        ranks = recipe.distributed.ep_size
+        said.append(f"{'one rank' if ranks == 1 else f'{ranks} ranks'}; for more, give --distributed.dp_size")
     return said

@@ -25,11 +25,6 @@ def make_plan(
         RunError: nothing fits, and the least that would; or the model cannot be checkpointed.
     """
     assert config.memory_budget is not None
-    if recipe.distributed.ep_size != 1:
-        raise UsageError(
-            f"distributed.ep_size: {recipe.distributed.ep_size} cannot be planned for yet; estimate shows what the "
-            "fixed policies need with it"
-        )
     settings = step_settings(recipe, device=device, kernels=kernels)
     settings |= {"scope": config.scope, "layers": config.layers, "offload": config.offload}
     try:

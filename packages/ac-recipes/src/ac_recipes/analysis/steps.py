@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ac_recipes.analysis.memory import Timeline, bytes_of, record_memory
 from ac_recipes.analysis.subject import Subject
+from ac_recipes.training.batches import BatchPlan
 from ac_recipes.training.optimizer import build_optimizer, set_learning_rate
 
 
@@ -26,14 +27,19 @@ class RepeatableStep:
         self._max_norm = subject.recipe.clip_grad_norm.max_norm
 
     def __call__(self) -> float:
+        loss = self._microbatch()
+        max_norm = math.inf if self._max_norm is None else self._max_norm
+        nn.utils.clip_grad_norm_(self.subject.model.parameters(), max_norm)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+    def _microbatch(self) -> Tensor:
         subject = self.subject
         torch.manual_seed(subject.recipe.rng.seed)
         loss = subject.model(**subject.batch)
         loss.backward()
-        nn.utils.clip_grad_norm_(subject.model.parameters(), math.inf if self._max_norm is None else self._max_norm)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        return loss.item()
+        return loss.detach()
 
     def timed(self) -> float:
         """Seconds of one step."""
@@ -47,9 +53,12 @@ class RepeatableStep:
     def recorded(self) -> tuple[Timeline, int]:
         """The memory of one step over time, and its peak in bytes: on CUDA what `torch.cuda.max_memory_allocated` says.
 
-        The model, its optimizer's state and the batch are included. Run a step before, so that the state is there.
+        The model, its optimizer's state and the batch are included. Run a step before, so that the state is there. Of a
+        step of several microbatches it is the second, which finds the gradients of the first.
         """
         device = self.subject.device
+        if BatchPlan.of(self.subject.recipe.step_scheduler, 1).accumulation > 1:
+            self._microbatch()
         if device.type != "cuda":
             timeline = record_memory(self, device, bytes_of(self._lasting()))
             return timeline, timeline.peak
@@ -65,7 +74,9 @@ class RepeatableStep:
     def _lasting(self) -> list[Tensor]:
         model, batch = self.subject.model, self.subject.batch.values()
         state = [value for of_one in self._optimizer.state.values() for value in of_one.values()]
-        return [t for t in (*model.parameters(), *model.buffers(), *batch, *state) if isinstance(t, Tensor)]
+        gradients = [parameter.grad for parameter in model.parameters()]
+        lasting = (*model.parameters(), *model.buffers(), *batch, *state, *gradients)
+        return [value for value in lasting if isinstance(value, Tensor)]
 
     def _waiter(self) -> Callable[[], object]:
         device = self.subject.device

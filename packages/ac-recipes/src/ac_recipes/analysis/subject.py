@@ -102,13 +102,15 @@ def step_settings(recipe: Recipe, *, device: Device, kernels: Kernels) -> dict[s
             f"distributed.dp_replicate_size: the {ranks} ranks of dp_size cannot be divided into "
             f"{asked.dp_replicate_size} groups"
         )
-    batch, fields = shape_batch(recipe, BatchPlan.of(recipe.step_scheduler, ranks).local)
+    plan = BatchPlan.of(recipe.step_scheduler, ranks)
+    batch, fields = shape_batch(recipe, plan.local)
     settings: dict[str, Any] = {
         "batch": batch,
         "dtype": None,  # as the recipe's model has it
         "optimizer": recipe.optimizer.name,
         "strategy": "none" if ranks == 1 else asked.strategy,
         "dp_size": ranks // asked.dp_replicate_size if asked.strategy == "fsdp2" else ranks,
+        "gradient_accumulation_steps": plan.accumulation,
         "loss": recipe.loss_fn.kind,
         "kernels": kernels,
         "device": device,
@@ -127,7 +129,12 @@ def shape_batch(recipe: Recipe, local_batch_size: int) -> tuple[dict[str, Any], 
         data = prepare_here(recipe)
         return data.train[torch.arange(local_batch_size)] | {"use_cache": False}, data.model_fields
     tokens = torch.zeros(local_batch_size, recipe.row_length, dtype=torch.int64)
-    return {"input_ids": tokens, "use_cache": False, "labels": tokens.clone()}, {}
+    batch = {"input_ids": tokens, "use_cache": False, "labels": tokens.clone()}
+    if recipe.packed_sequence.packed_sequence_size:
+        # Two examples a row: however many there are, it is then that the model makes a mask of all pairs of tokens.
+        positions = torch.arange(recipe.row_length) % -(-recipe.row_length // 2)
+        batch["position_ids"] = positions.repeat(local_batch_size, 1)
+    return batch, {}
 
 
 @contextmanager

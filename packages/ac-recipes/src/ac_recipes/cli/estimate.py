@@ -106,7 +106,7 @@ def _row(name: str, found: "Estimate", own: str, sizes: Sizes) -> tuple[str, ...
 
 def step_text(recipe: Recipe, device: str, kernels: str) -> str:
     """The step that is predicted, in a line."""
-    distributed, ranks = recipe.distributed, recipe.distributed.dp_size or 1
+    distributed, ranks = recipe.distributed, recipe.distributed.dp_size or recipe.distributed.ep_size
     strategy = f"{distributed.strategy} over {ranks} ranks" if ranks > 1 else "one process"
     local = min(recipe.step_scheduler.local_batch_size, recipe.step_scheduler.global_batch_size // ranks)
     return (

@@ -1,0 +1,48 @@
+"""`Module.to` and its kin, for modules of fake tensors.
+
+PyTorch converts a fake parameter by swapping it with another tensor, which it refuses where anything refers to one of
+them weakly, as the fake mode itself does. So no function that builds a model could call `.to(torch.bfloat16)`, or move
+it to where it is.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+
+@contextmanager
+def conversions_of_fakes() -> Iterator[None]:
+    """Inside of the context, conversions of modules give fake parameters other data, as they do to real ones.
+
+    All of them go through `Module._apply`, which has no public counterpart.
+    """
+    original = nn.Module._apply
+
+    def _apply(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        own = [*module._parameters.items()]
+        if not any(isinstance(parameter, FakeTensor) for _, parameter in own):
+            return original(module, fn, recurse)
+        for child in module.children() if recurse else ():
+            child._apply(fn)
+        for name, parameter in own:
+            if parameter is not None:
+                with torch.no_grad():
+                    converted = fn(parameter)
+                if converted.device == parameter.device:
+                    parameter.data = converted
+                else:
+                    module._parameters[name] = nn.Parameter(converted, parameter.requires_grad)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = fn(buffer)
+        return module
+
+    nn.Module._apply = _apply  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module._apply = original  # type: ignore[method-assign]

@@ -1,0 +1,29 @@
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from ac_core.estimation.conversions import conversions_of_fakes
+from ac_core.estimation.fake import KnownValues, fake_mode
+
+
+def test_a_module_of_fake_tensors_is_converted_and_its_ties_stay(decoder):
+    with fake_mode(), KnownValues(), conversions_of_fakes():
+        model = decoder(tied=True)
+        model.register_buffer("scale", torch.ones(3))
+        assert model.to("cpu", torch.bfloat16) is model
+        tensors = [*model.parameters(), model.scale]
+        assert {(type(t.data), t.dtype) for t in tensors} == {(FakeTensor, torch.bfloat16)}
+        assert model.lm_head.weight is model.embed.weight
+        assert isinstance(model.lm_head.weight, nn.Parameter)
+        assert model.to("meta").lm_head.weight.is_meta
+
+
+def test_torch_still_needs_it_and_real_modules_go_their_way():
+    with fake_mode(), KnownValues():
+        model = nn.Linear(2, 2)
+        with pytest.raises(RuntimeError, match="Couldn't swap"):
+            model.to("cpu")
+    with conversions_of_fakes():
+        assert nn.Linear(2, 2).half().weight.dtype is torch.half
+    assert nn.Module._apply.__module__ == "torch.nn.modules.module"

@@ -1,0 +1,102 @@
+"""Plans for the recipes that ship, halfway between all and nothing, and what their steps take when they are applied."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import ac_core
+from ac_core import Plan
+from ac_recipes.analysis.planning import make_plan, planned_recipe
+from ac_recipes.analysis.policies import budget_policy, policies
+from ac_recipes.analysis.subject import step_settings
+from ac_recipes.errors import UsageError
+from ac_recipes.load import load_recipe
+from ac_recipes.reader import split_overrides
+from ac_recipes.recipe import Recipe
+from tools.estimate.recipe_step import real_peak
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A recipe, and what is changed so that a CPU can run it. ranks: processes. random: see `real_peak`."""
+
+    name: str
+    overrides: tuple[str, ...] = ()
+    ranks: int = 1
+    random: bool = False
+
+    def load(self) -> Recipe:
+        return load_recipe(self.name, split_overrides(list(self.overrides))[1])
+
+
+_TWO_MICROBATCHES = ("--step_scheduler.global_batch_size=4",)
+_SMALL_LLAMA = (
+    "--model.config.num_hidden_layers=3",
+    "--dataset.sequence_length=128",
+    "--step_scheduler.local_batch_size=1",
+    "--step_scheduler.global_batch_size=2",
+)
+
+RECIPES = [
+    Shipped("default"),
+    Shipped("vlm-digits"),
+    Shipped("qwen3-moe", ("--distributed.ep_size=1", "--model.backend=null")),
+    Shipped("qwen3-moe", ranks=2),
+    Shipped("smollm2-sft", _TWO_MICROBATCHES),
+    Shipped("smollm2-lora", _TWO_MICROBATCHES),
+    Shipped("llama-3.2-1b-squad", _SMALL_LLAMA, random=True),
+]
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A plan, the predicted peak of `full`, and the peak of the step under the plan, both in bytes."""
+
+    shipped: Shipped
+    plan: Plan
+    full: int
+    real: int
+
+    @property
+    def error(self) -> float:
+        return self.plan.peak_bytes / self.real - 1
+
+
+def apply_plan(shipped: Shipped) -> Applied:
+    """Plan at a budget in the middle between the peaks of `none` and `full`, apply, measure.
+
+    Raises:
+        UsageError: a package that the recipe names is not here.
+    """
+    recipe = shipped.load()
+    settings = step_settings(recipe, device="cpu", kernels="plain")
+    fixed = {name: config for name, config in policies(recipe).items() if name in ("none", "full")}
+    found = {name: ac_core.estimate(policy=config, **settings).peak_bytes for name, config in fixed.items()}
+    budget = budget_policy(recipe.distributed.checkpointing, (found["none"] + found["full"]) // 2)
+    plan = make_plan(recipe, budget, device="cpu")
+    planned = planned_recipe(recipe, plan)
+    if shipped.random:
+        planned = replace(planned, model=replace(planned.model, pretrained_model_name_or_path=None))
+    return Applied(shipped, plan, found["full"], real_peak(planned, shipped.ranks, random=shipped.random))
+
+
+def table(recipes: Iterable[Shipped], say: Callable[[str], None]) -> str:
+    """Markdown. `say` is told of progress, and of recipes that cannot be run here."""
+    lines = [
+        "| recipe | ranks | none MB | full MB | budget MB | predicted MB | real MB | difference |",
+        "|--|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for shipped in recipes:
+        say(shipped.name)
+        try:
+            done = apply_plan(shipped)
+        except UsageError as error:
+            say(f"{shipped.name} is left out: {error}")
+            continue
+        plan = done.plan
+        sizes = (plan.none_peak_bytes, done.full, plan.budget_bytes, plan.peak_bytes, done.real)
+        lines.append(
+            f"| {shipped.name} | {shipped.ranks} | {' | '.join(f'{size / 1e6:.2f}' for size in sizes)} | "
+            f"{done.error:+.2%} |"
+        )
+        say(f"{lines[-1]}\n{plan}")
+    return "\n".join(lines)
