@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,7 +67,18 @@ class CommandLine:
         return {line["step"]: line for line in lines if "loss" in line}
 
 
+@pytest.fixture(scope="session")
+def new_command_line(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], CommandLine]:
+    """`ac-recipes` in a folder of its own, with the small recipe in it."""
+
+    def make() -> CommandLine:
+        folder = tmp_path_factory.mktemp("ac-recipes")
+        (folder / "small.yaml").write_text(RECIPE)
+        return CommandLine(folder)
+
+    return make
+
+
 @pytest.fixture
-def ac_recipes(tmp_path: Path) -> CommandLine:
-    (tmp_path / "small.yaml").write_text(RECIPE)
-    return CommandLine(tmp_path)
+def ac_recipes(new_command_line: Callable[[], CommandLine]) -> CommandLine:
+    return new_command_line()

@@ -2,9 +2,13 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from ac_recipes.cli import main
 
 STEPS = ["--step_scheduler.max_steps", "8", "--step_scheduler.ckpt_every_steps", "2"]
 
@@ -37,15 +41,13 @@ def only_run(folder: Path) -> Path:
     return run
 
 
-@pytest.fixture
-def expected(ac_recipes, tmp_path_factory):
-    other = type(ac_recipes)(tmp_path_factory.mktemp("whole"))
-    (other.folder / "small.yaml").write_text((ac_recipes.folder / "small.yaml").read_text())
-    return {step: line["loss"] for step, line in other.train(*STEPS).items()}
+@pytest.fixture(scope="module")
+def expected(new_command_line):
+    return {step: line["loss"] for step, line in new_command_line().train(*STEPS).items()}
 
 
 @pytest.mark.parametrize("moment", ["between", "writing", "written"])
-def test_resume_after_sigkill_is_bit_equal(ac_recipes, expected, moment):
+def test_resume_after_sigkill_is_bit_equal(ac_recipes, expected, moment, monkeypatch, capsys):
     if moment == "between":
         process = ac_recipes.start("train", "small.yaml", *STEPS)
         for line in process.stdout:
@@ -53,9 +55,6 @@ def test_resume_after_sigkill_is_bit_equal(ac_recipes, expected, moment):
                 break
         os.kill(process.pid, signal.SIGKILL)
     else:
-        import subprocess
-        import sys
-
         process = subprocess.Popen(
             [sys.executable, "-c", SAVE_AND_DIE, moment, "train", "small.yaml", *STEPS],
             cwd=ac_recipes.folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True,
@@ -68,7 +67,7 @@ def test_resume_after_sigkill_is_bit_equal(ac_recipes, expected, moment):
     if moment != "between":
         assert (run / "checkpoints" / "step-00000006.partial").exists()
         assert len(whole) == 2
-    done = ac_recipes("train", "small.yaml", "--resume", *STEPS)
-    assert done.code == 0, done.err
-    assert f"resumed from {Path('runs') / run.name / 'checkpoints' / whole[-1]}" in done.out
+    monkeypatch.chdir(ac_recipes.folder)
+    assert main(["train", "small.yaml", "--resume", *STEPS]) == 0
+    assert f"resumed from {Path('runs') / run.name / 'checkpoints' / whole[-1]}" in capsys.readouterr().out
     assert {step: line["loss"] for step, line in ac_recipes.metrics(run).items()} == expected

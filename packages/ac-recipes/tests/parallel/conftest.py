@@ -111,6 +111,12 @@ def short(tiny: Callable[..., Recipe]) -> Callable[..., Recipe]:
 
 
 @pytest.fixture
+def metrics() -> Callable[[Path | str], list[dict]]:
+    """`metrics(run)`: its lines with a loss."""
+    return _metrics
+
+
+@pytest.fixture
 def assert_alike() -> Callable[[Path | str, Path | str, str], None]:
     """`assert_alike(run, other_run, case)`: the same losses, gradient norms and weights, up to rounding."""
     return _assert_alike

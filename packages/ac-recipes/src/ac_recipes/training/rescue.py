@@ -45,10 +45,11 @@ MEETING = timedelta(seconds=60)
 
 
 class LastStep:
-    """The run after its last whole step: see the note above."""
+    """The run after its last whole step: see the note above. `is_wanted`: whether a run may be saved at all."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, device: torch.device, *, is_wanted: bool = True) -> None:
         self.is_updating = False
+        self._is_wanted = is_wanted
         self._model, self._optimizer, self._device = model, optimizer, device
         self._named = model.module if isinstance(model, DistributedDataParallel) else model
         self._references: RunState | None = None
@@ -57,6 +58,8 @@ class LastStep:
 
     def begin(self) -> None:
         """A step begins."""
+        if not self._is_wanted:
+            return
         self._rng = rng_state(self._device)
         self._buffers = {name: buffer.clone() for name, buffer in self._named.named_buffers()}
 
@@ -65,7 +68,7 @@ class LastStep:
         """Around the update of the step, with which it is done. One that fails stays begun."""
         self.is_updating = True
         yield
-        if self._references is None:
+        if self._is_wanted and self._references is None:
             self._references = RunState.of(self._model, self._optimizer, self._device)
         self._rng, self._buffers = None, {}
         self.is_updating = False

@@ -147,7 +147,8 @@ class Trainer:
     steps_done: int = 0
 
     def __post_init__(self) -> None:
-        self.last = LastStep(self.model, self.optimizer, self.ranks.device)
+        is_wanted = self.recipe.checkpoint.enabled
+        self.last = LastStep(self.model, self.optimizer, self.ranks.device, is_wanted=is_wanted)
         self.schedule = limited(self.recipe.step_scheduler, len(self.data.train))
         self.order = GlobalOrder(len(self.data.train), self.schedule.global_batch_size, self.recipe.rng.seed)
 
