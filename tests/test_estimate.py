@@ -19,6 +19,8 @@ SAMPLE = [
     (Case("Qwen3-MoE", "full"), "fp32"),
     (Case("LLaVA, frozen tower", "full"), "bf16"),
     (Case("Qwen2.5-VL", "selective"), "fp32"),
+    (Case("SmolVLM", "full"), "bf16"),
+    (Case("Llama, packed rows", "full"), "fp32"),
 ]
 
 
