@@ -28,17 +28,19 @@ class Shipped:
         return load_recipe(self.name, split_overrides(list(self.overrides))[1])
 
 
-_SMALL_SMOLLM2 = (  # its widths, 4 of its 30 layers, 2 of 4 microbatches
+_SMALL_SMOLLM2 = (  # its widths, 4 of its 30 layers
     "--model.pretrained_model_name_or_path=null",
     "--model.config={model_type: llama, hidden_size: 576, intermediate_size: 1536, num_hidden_layers: 4, "
     "num_attention_heads: 9, num_key_value_heads: 3, vocab_size: 49152, tie_word_embeddings: true}",
-    "--step_scheduler.global_batch_size=4",
+    "--step_scheduler.local_batch_size=8",  # of 2, with which nothing in the blocks matters beside the embeddings
+    "--step_scheduler.global_batch_size=16",
 )
-_SMALL_LLAMA = (
+_SMALL_LLAMA = (  # its widths, 3 of its 16 layers, 4096 of its 128256 tokens
     "--model.config.num_hidden_layers=3",
-    "--dataset.sequence_length=128",
-    "--step_scheduler.local_batch_size=1",
-    "--step_scheduler.global_batch_size=2",
+    "--model.config.vocab_size=4096",
+    "--dataset.sequence_length=256",
+    "--step_scheduler.local_batch_size=2",
+    "--step_scheduler.global_batch_size=4",
 )
 
 RECIPES = [

@@ -43,7 +43,8 @@ def test_images_are_estimated_within_three_percent_of_a_real_step():
 
 
 def test_packed_rows_have_more_than_one_example():
-    settings = ["--packed_sequence.packed_sequence_size=7", "--dataset.sequence_length=7"]
+    names = ("packed_sequence.packed_sequence_size", "dataset.sequence_length", "validation_dataset.sequence_length")
+    settings = [f"--{name}=7" for name in names]
     batch, _ = shape_batch(load_recipe("llama-3.2-1b-squad", split_overrides(settings)[1]), 2)
     assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2]] * 2
 
