@@ -19,6 +19,8 @@ SAMPLE = [
     (Case("Qwen3-MoE", "full"), "fp32"),
     (Case("LLaVA, frozen tower", "full"), "bf16"),
     (Case("Qwen2.5-VL", "selective"), "fp32"),
+    (Case("SmolVLM", "full"), "bf16"),
+    (Case("Llama, packed rows", "full"), "fp32"),
 ]
 
 
@@ -35,7 +37,9 @@ def test_chunks_are_those_of_the_fused_loss():
     for tokens in (1, 100, 257, 4096, 16384, 1_000_003):
         for vocab in (50, 2048, 128256, 10**6):
             for itemsize in (2, 4, 8):
-                assert losses.chunk_rows(tokens, vocab, itemsize) == chunking.chunk_rows(tokens, vocab, itemsize)
+                for rounds in (False, True):
+                    sizes = (tokens, vocab, itemsize)
+                    assert losses.chunk_rows(*sizes, rounds=rounds) == chunking.chunk_rows(*sizes, rounds=rounds)
     for device in ("cpu", "cuda"):
         for row_bytes in (100, 2**20, 2**30):
             assert losses.block_rows(device, row_bytes) == chunking.block_rows(device, row_bytes)

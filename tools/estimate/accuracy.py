@@ -56,6 +56,7 @@ _MODELS: dict[str, Callable[[], Model]] = {
     "LLaVA, frozen tower": partial(models.llava, frozen=True),
     "Qwen2.5-VL": models.qwen2_5_vl,
     "SmolVLM": models.smolvlm,
+    "Llama, packed rows": models.packed,
     "Llama with LoRA": models.llama_lora,
 }
 

@@ -44,6 +44,20 @@ def llama() -> Model:
     return Model(lambda: LlamaForCausalLM(config).train(), _text(2048))
 
 
+def packed() -> Model:
+    """Three texts a row, which a mask of all pairs of tokens keeps apart."""
+    plain = llama()
+    tokens = plain.batch["input_ids"]
+    positions = (torch.arange(tokens.shape[1]) % 100).repeat(len(tokens), 1)
+
+    def build() -> nn.Module:
+        model = plain.build()
+        model.config.use_cache = False  # with a cache, restarting positions are not looked at
+        return model
+
+    return Model(build, {**plain.batch, "position_ids": positions})
+
+
 def qwen3() -> Model:
     """Dense, with norms on queries and keys, and a head of its own."""
     from transformers import Qwen3Config, Qwen3ForCausalLM

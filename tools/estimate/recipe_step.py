@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ac_recipes.analysis.subject import shape_batch
 from ac_recipes.data.prepare import prepare_here
+from ac_recipes.lora import add_lora
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.batches import BatchPlan, GlobalOrder
 from ac_recipes.training.loss import HeadLoss, attach_loss
@@ -25,13 +26,13 @@ _PATIENCE = 600
 """Seconds for ranks to end by themselves."""
 
 
-def real_peak(recipe: Recipe, ranks: int, *, random: bool = False) -> int:
-    """The most bytes alive in a step of `recipe` on any of `ranks` CPU processes, its checkpointing applied.
+def real_peaks(recipe: Recipe, ranks: int, *, random: bool = False) -> list[int]:
+    """The most bytes alive in a step of `recipe` on each of `ranks` CPU processes, its checkpointing applied.
 
     random: weights and tokens are drawn, at the sizes that the recipe says, where those it names are not here.
     """
     if ranks == 1:
-        return _peak(recipe, random=random)
+        return [_peak(recipe, random=random)]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -49,7 +50,7 @@ def real_peak(recipe: Recipe, ranks: int, *, random: bool = False) -> int:
         finally:
             for process in processes:
                 process.kill()
-        return max(int(outcome.read_text()) for outcome in outcomes)
+        return [int(outcome.read_text()) for outcome in outcomes]
 
 
 def _rank(recipe: Recipe, rank: int, ranks: int, port: int, outcome: Path) -> None:
@@ -75,6 +76,8 @@ def _peak(recipe: Recipe, *, random: bool) -> int:
         def build() -> nn.Module:
             if data is None:
                 model = build_model(recipe.model, 1, recipe.rng.seed, ranks.device)
+                if recipe.peft is not None:
+                    add_lora(model, recipe.peft, recipe.rng.seed)
             else:
                 model, _ = trainable_model(recipe, data, ranks.device)
             head_loss.append(attach_loss(model, recipe.loss_fn))

@@ -6,8 +6,9 @@ from ac_core import apply_activation_checkpointing, remove_activation_checkpoint
 from ac_recipes.analysis.estimating import estimate_policies, stated_assumptions
 from ac_recipes.analysis.policies import policies
 from ac_recipes.analysis.steps import RepeatableStep
-from ac_recipes.analysis.subject import real_subject
+from ac_recipes.analysis.subject import real_subject, shape_batch
 from ac_recipes.load import load_recipe
+from ac_recipes.reader import split_overrides
 
 ACCUMULATED = ("loss_fn.kind=plain", "model.dtype=bfloat16", "step_scheduler.global_batch_size=12")
 
@@ -39,6 +40,13 @@ def test_images_are_estimated_within_three_percent_of_a_real_step():
     _, peak = step.recorded()
     assert estimates["full"].peak_bytes == pytest.approx(peak, rel=0.03)
     assert any("no image of the batch is padding" in said for said in stated_assumptions(recipe, estimates))
+
+
+def test_packed_rows_have_more_than_one_example():
+    names = ("packed_sequence.packed_sequence_size", "dataset.sequence_length", "validation_dataset.sequence_length")
+    settings = [f"--{name}=7" for name in names]
+    batch, _ = shape_batch(load_recipe("llama-3.2-1b-squad", split_overrides(settings)[1]), 2)
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2]] * 2
 
 
 def test_the_recipes_own_policy_and_scope_are_kept(small):
