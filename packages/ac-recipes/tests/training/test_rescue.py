@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 import weakref
 from copy import deepcopy
 from pathlib import Path
@@ -160,6 +161,51 @@ def test_random_numbers_and_buffers_are_those_from_before_the_step_and_the_rest_
     assert not torch.equal(model[1].running_mean, before[0]["1.running_mean"])
     torch.testing.assert_close((last.state.model, last.state.rng["cpu"]), before, rtol=0, atol=0)
     assert all(torch.equal(value["step"], torch.tensor(2.0)) for value in last.state.optimizer["state"].values())
+
+
+def test_optimizer_state_that_is_made_in_a_later_step_is_part_of_it():
+    model = nn.ModuleDict({"first": nn.Linear(2, 2), "later": nn.Linear(2, 2)})
+    optimizer = AdamW(model.parameters())
+    last = LastStep(model, optimizer, torch.device("cpu"))
+    for used in ("first", "later", "later"):
+        last.begin()
+        model[used](torch.ones(1, 2)).sum().backward()
+        with last.updating():
+            optimizer.step()
+            optimizer.zero_grad()
+    assert last.state.optimizer["state"].keys() == dict(model.named_parameters()).keys()
+    assert last.state.optimizer["state"]["later.weight"]["step"] == 2
+
+
+def test_no_update_begins_while_the_weights_are_being_written():
+    model = nn.Linear(2, 2)
+    last = LastStep(model, AdamW(model.parameters()), torch.device("cpu"))
+    begun = threading.Event()
+
+    def update():
+        with last.updating():
+            begun.set()
+
+    thread = threading.Thread(target=update)
+    with last.still():
+        thread.start()
+        assert not begun.wait(0.2)
+        assert not last.is_updating
+    thread.join(10)
+    assert begun.is_set()
+
+
+def test_a_disk_that_is_full_after_memory_ran_out_is_why_nothing_was_saved(tiny, fail, monkeypatch):
+    def full(*_arguments, **_options):
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+    fail(MemoryError())
+    monkeypatch.setattr(torch.distributed.checkpoint, "save", full)
+    with pytest.raises(RunError) as caught:
+        train(tiny("step_scheduler.ckpt_every_steps=null", QUIET), "tiny")
+    told = str(caught.value)
+    assert ", in step 4: MemoryError; no checkpoint was written yet (the steps since could not be saved: File" in told
+    assert told.count("Find what fits with") == 1
 
 
 def test_the_tensors_of_a_failed_call_are_freed():

@@ -28,6 +28,12 @@ def test_the_newest_and_the_best_are_kept(tmp_path, keep_last, keep_best, left):
     assert sorted(set(LOSSES) - gone) == left
 
 
+def test_a_loss_that_is_not_finite_is_not_among_the_best(tmp_path):
+    losses = (float("nan"), 1.0, float("nan"), 0.9, float("inf"))
+    checkpoints = [Checkpoint(tmp_path / str(step), step, 1, loss, {}) for step, loss in enumerate(losses)]
+    assert [checkpoint.step for checkpoint in retention.best(checkpoints, 3)] == [3, 1]
+
+
 def test_a_deletion_that_is_interrupted_leaves_nothing_that_looks_damaged(tmp_path, monkeypatch):
     names = [f"step-0000000{step}" for step in (1, 2)]
     for step, name in enumerate(names, 1):

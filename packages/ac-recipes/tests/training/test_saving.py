@@ -6,6 +6,7 @@ import resource
 
 import pytest
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import CheckpointException
 
 from ac_recipes.errors import RunError, UsageError
 from ac_recipes.invocation import Invocation
@@ -44,6 +45,22 @@ def test_the_last_two_and_the_best_are_kept(tiny, monkeypatch, capsys):
     best = f"best checkpoint {run.checkpoints / 'step-00000002'}, validation loss 1.0000"
     assert best in capsys.readouterr().out.splitlines()
     assert len(list(run.checkpoints.iterdir())) == 3
+
+
+def test_one_that_cannot_be_loaded_is_told_and_the_one_before_is_taken(tiny, monkeypatch, capsys):
+    run = RunFolder(train(tiny(*EVERY_STEP, "step_scheduler.max_steps=3"), "tiny").run)
+    load = dcp.load
+
+    def lacks_something(state, checkpoint_id):
+        if "step-00000003" in str(checkpoint_id):
+            raise CheckpointException("load", {0: (RuntimeError("Missing key in checkpoint state_dict: a"), None)})
+        load(state, checkpoint_id=checkpoint_id)
+
+    monkeypatch.setattr(dcp, "load", lacks_something)
+    train(tiny(*EVERY_STEP, "step_scheduler.max_steps=3"), "tiny", resume=run.path)
+    newest, before = (run.checkpoints / f"step-0000000{step}" for step in (3, 2))
+    told = f"damaged checkpoint: {newest} cannot be loaded (Missing key in checkpoint state_dict: a); falling back to "
+    assert f"{told}the older {before}" in capsys.readouterr().out
 
 
 def test_the_best_needs_something_held_out(tiny):

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
@@ -29,10 +30,11 @@ class Alarm:
         self._thread.start()
 
     def ring(self) -> None:
-        """Tell the others. Returns at once: one that has failed too may not listen any more."""
+        """Tell the others. Returns at once: one that has failed too may not listen any more, or be gone."""
         for rank in range(self._ranks.world_size):
             if rank != self._ranks.rank:
-                self._send(_FAILED, rank)
+                with suppress(RuntimeError):
+                    self._send(_FAILED, rank)
 
     def switch_off(self) -> None:
         """End the thread of every rank. To be called by all ranks alike."""

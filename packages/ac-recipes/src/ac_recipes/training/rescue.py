@@ -7,7 +7,8 @@ NOTE [ The last whole step ]
 2. A loss that is not finite is found by all ranks at once. Whatever else fails may fail on one rank, while the others
    wait for it in a collective. That rank rings (`alarm`); on the others a thread hears it and writes their part, by the
    references alone: it touches no module, in whatever state the main thread has left it. They communicate in a group
-   of their own. When the rank that failed then ends, the others lose their peer and end as well.
+   of their own. When the rank that failed then ends, the others lose their peer and end as well. A main thread that
+   has all it needs for its update waits with it: no update begins while the weights are being written.
 3. A step that fails within its update leaves weights of which some are new and some are old: they are not saved. Nor
    are weights that are not finite.
 4. Nothing is deleted for a rescue, whatever `checkpoint.keep_last` says: older checkpoints may be what is of use.
@@ -25,11 +26,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ac_recipes.errors import RunError
 from ac_recipes.training.alarm import Alarm
 from ac_recipes.training.checkpoint import RunState
 from ac_recipes.training.faults import Faults, NotFiniteError, causes, reason_of
@@ -53,6 +54,8 @@ class LastStep:
         self._model, self._optimizer, self._device = model, optimizer, device
         self._named = model.module if isinstance(model, DistributedDataParallel) else model
         self._references: RunState | None = None
+        self._states = 0
+        self._update = threading.Lock()
         self._rng: dict[str, Tensor] | None = None
         self._buffers: dict[str, Tensor] = {}
 
@@ -66,12 +69,29 @@ class LastStep:
     @contextmanager
     def updating(self) -> Iterator[None]:
         """Around the update of the step, with which it is done. One that fails stays begun."""
-        self.is_updating = True
-        yield
-        if self._is_wanted and self._references is None:
-            self._references = RunState.of(self._model, self._optimizer, self._device)
-        self._rng, self._buffers = None, {}
-        self.is_updating = False
+        with self._update:
+            self.is_updating = True
+            yield
+            # A parameter has optimizer state from its first gradient on, which may come in any step.
+            if self._is_wanted and len(self._optimizer.state) != self._states:
+                self._references = RunState.of(self._model, self._optimizer, self._device)
+                self._states = len(self._optimizer.state)
+            self._rng, self._buffers = None, {}
+            self.is_updating = False
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """No update begins inside of the context.
+
+        Raises:
+            RuntimeError: one has begun and does not end.
+        """
+        if not self._update.acquire(timeout=MEETING.total_seconds()):
+            raise RuntimeError("the update of a step has begun and does not end")
+        try:
+            yield
+        finally:
+            self._update.release()
 
     @property
     def state(self) -> RunState:
@@ -120,17 +140,21 @@ class Rescue:
             return
         try:
             self._faults.unsaved = self._reason_not_to() or self._saved()
-        except (RuntimeError, OSError, MemoryError) as error:
-            self._faults.unsaved = str(error) if isinstance(error, RunError) else reason_of(error)
+        except (RuntimeError, OSError, MemoryError, CheckpointException) as error:
+            self._faults.unsaved = reason_of(error)
         self._is_over.set()
 
     def _reason_not_to(self) -> str | None:
         return None if self._saver.config.enabled else "checkpoint.enabled is false"
 
     def _saved(self) -> str | None:
-        step, last = self._trainer.steps_done, self._trainer.last
         if self._ranks.world_size > 1:
             dist.monitored_barrier(self._ranks.group, timeout=MEETING, wait_all_ranks=True)
+        with self._trainer.last.still():
+            return self._saved_while_still()
+
+    def _saved_while_still(self) -> str | None:
+        step, last = self._trainer.steps_done, self._trainer.last
         if last.is_updating:
             wrong = f"some of the weights have the update of step {step + 1} already, and others have not"
         else:

@@ -1,5 +1,6 @@
 """Which checkpoints stay on disk."""
 
+import math
 import shutil
 from collections.abc import Sequence
 
@@ -8,8 +9,9 @@ from ac_recipes.training.manifest import Checkpoint
 
 
 def best(checkpoints: Sequence[Checkpoint], count: int = 1) -> list[Checkpoint]:
-    """The `count` checkpoints of the lowest validation loss, the best first; of two equal ones the newer."""
-    measured = [checkpoint for checkpoint in checkpoints if checkpoint.validation_loss is not None]
+    """The `count` checkpoints of the lowest validation loss, the best first; of two equal ones the newer. One whose
+    loss is not finite is not among them."""
+    measured = [c for c in checkpoints if c.validation_loss is not None and math.isfinite(c.validation_loss)]
     return sorted(measured, key=lambda checkpoint: (checkpoint.validation_loss, -checkpoint.step))[:count]
 
 

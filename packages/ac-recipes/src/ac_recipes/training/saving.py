@@ -1,5 +1,7 @@
 """Writing checkpoints, keeping the right ones, and going on from the newest sound one."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from ac_recipes.training.checkpoint import (
 )
 from ac_recipes.training.config import CheckpointConfig
 from ac_recipes.training.console import RunConsole
-from ac_recipes.training.faults import Faults
+from ac_recipes.training.faults import Faults, reason_of
 from ac_recipes.training.manifest import Checkpoint, damage
 from ac_recipes.training.ranks import Ranks
 
@@ -47,7 +49,12 @@ class Saver:
             RunError: it cannot be written; the older ones are kept.
         """
         state = RunState.of(self.model, self.optimizer, self.ranks.device)
-        path = self._write(step, state, self.ranks, validation_loss)
+        try:
+            with self._whole_or_absent(self.ranks):
+                path = save_checkpoint(self.folder, step, state, self.ranks, validation_loss)
+        except (OSError, RuntimeError, MemoryError, CheckpointException) as error:
+            raise self.faults.not_saved(error, step) from error
+        self.newest = step
         if self.ranks.is_first:
             for checkpoint in retention.superseded(whole_checkpoints(self.folder), self.config):
                 retention.remove(checkpoint)
@@ -58,9 +65,11 @@ class Saver:
         communicate.
 
         Raises:
-            RunError: it cannot be written.
+            CheckpointException, OSError, RuntimeError, MemoryError: it cannot be written.
         """
-        self._write(step, state, ranks)
+        with self._whole_or_absent(ranks):
+            save_checkpoint(self.folder, step, state, ranks)
+        self.newest = step
 
     def resume(self) -> Checkpoint:
         """Load the newest checkpoint whose checksums are right, and tell which newer ones are damaged.
@@ -75,7 +84,11 @@ class Saver:
             if wrong is None:
                 for told in damages:
                     self.console.line(f"damaged checkpoint: {told}; falling back to the older {candidate.path}")
-                with_rng = load_checkpoint(candidate, self.model, self.optimizer, self.ranks)
+                try:
+                    with_rng = load_checkpoint(candidate, self.model, self.optimizer, self.ranks)
+                except CheckpointException as error:  # on all ranks alike
+                    damages.append(f"{candidate.path} cannot be loaded ({reason_of(error)})")
+                    continue
                 self.newest = candidate.step
                 note = "" if with_rng else " (random numbers restart: it was saved on another number of ranks)"
                 self.console.line(f"resumed from {candidate.path}, {candidate.step} steps done{note}")
@@ -89,15 +102,14 @@ class Saver:
         if self.config.keep_best and (best := retention.best(whole_checkpoints(self.folder))):
             self.console.line(f"best checkpoint {best[0].path}, validation loss {best[0].validation_loss:.4f}")
 
-    def _write(self, step: int, state: RunState, ranks: Ranks, validation_loss: float | None = None) -> Path:
+    @contextmanager
+    def _whole_or_absent(self, ranks: Ranks) -> Iterator[None]:
         try:
-            path = save_checkpoint(self.folder, step, state, ranks, validation_loss)
-        except (OSError, RuntimeError, MemoryError, CheckpointException) as error:
+            yield
+        except (OSError, RuntimeError, MemoryError, CheckpointException):
             if ranks.is_first:
                 discard_partial(self.folder)
-            raise self.faults.not_saved(error, step) from error
-        self.newest = step
-        return path
+            raise
 
     def _damage(self, checkpoint: Checkpoint) -> str | None:
         shares = self.ranks.gather(damage(checkpoint, self.ranks.rank, self.ranks.world_size))
