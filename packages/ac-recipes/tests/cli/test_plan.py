@@ -60,6 +60,29 @@ def test_a_recipe_that_cannot_be_changed_in_place_is_written_anew(run, tiny_file
     assert written.distributed.checkpointing == planned.to_config()
 
 
+@pytest.mark.parametrize("named", ["recipe", "another"])
+def test_a_file_that_is_there_is_kept_unless_it_may_be_overwritten(run, tiny_file, tmp_path, planned, named):
+    path = tiny_file if named == "recipe" else tmp_path / "notes.yaml"
+    path.write_text(kept := tiny_file.read_text() + "# mine\n")
+    arguments = ["plan", str(tiny_file), "--budget", "0.7", "--write", str(path)]
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err == f"ac-recipes: --write: {path} is there already; give another name, or --overwrite\n"  # nothing began
+    assert path.read_text() == kept
+    assert run(*arguments, "--overwrite")[0] == 0
+    assert load_recipe(str(path)).distributed.checkpointing == planned.to_config()
+    assert path.read_text().endswith("# mine\n") == (named == "recipe")  # comments of the recipe are kept
+
+
+@pytest.mark.parametrize(("verb", "flag"), [("plan", "--picture"), ("estimate", "--picture"), ("compare", "--report")])
+def test_no_command_writes_over_a_file_unasked(run, tiny_file, tmp_path, verb, flag):
+    path = tmp_path / "mine.html"
+    path.symlink_to("nowhere")  # it is somebody's, although nothing is behind it
+    code, out, err = run(verb, str(tiny_file), flag, str(path))
+    assert (code, out) == (2, "")
+    assert err == f"ac-recipes: {flag}: {path} is there already; give another name, or --overwrite\n"
+
+
 def test_what_does_not_fit_is_exit_code_1_with_the_nearest_figure(run, small_arguments):
     code, out, err = run("plan", *small_arguments, "--budget", "1MiB", "--json")
     assert code == 1

@@ -11,6 +11,7 @@ from ac_recipes.cli.show import (
     check_picture,
     draw,
     flops,
+    overwrite_argument,
     picture_argument,
     progress,
     recipe_argument,
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget", metavar="SIZE", help="also the policy 'budget': 24GiB, 24GB, 0.5 or 50%% of what no policy takes"
     )
     picture_argument(parser, "the memory of a step over time, under the recipe's own policy")
+    overwrite_argument(parser)
 
 
 def device_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +66,7 @@ def device_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: list[str]) -> int:
     """Estimate every policy."""
-    check_picture(options.picture)
+    check_picture(options.picture, overwrite=options.overwrite)
     recipe = recipe_to_look_at(options.recipe, overrides)
     own = str(recipe.distributed.checkpointing.policy)
     with progress("estimate", total=3) as say:

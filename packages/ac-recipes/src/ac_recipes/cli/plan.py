@@ -7,9 +7,10 @@ from pathlib import Path
 
 from ac_recipes.cli.estimate import device_arguments, step_text
 from ac_recipes.cli.show import (
-    check_folder,
+    check_output,
     check_picture,
     draw,
+    overwrite_argument,
     picture_argument,
     progress,
     recipe_argument,
@@ -34,13 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     device_arguments(parser)
     parser.add_argument("--write", metavar="FILE", help="save the recipe with the plan in it; its comments are kept")
     picture_argument(parser, "memory against recompute, the plan and the fixed policies in it")
+    overwrite_argument(parser)
 
 
 def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: list[str]) -> int:
     """Plan; 1 if nothing fits."""
-    check_picture(options.picture)
+    check_picture(options.picture, overwrite=options.overwrite)
     if options.write:
-        check_folder("--write", options.write)
+        check_output("--write", options.write, overwrite=options.overwrite)
     recipe = recipe_to_look_at(options.recipe, overrides)
     own = recipe.distributed.checkpointing
     if options.budget is None and own.memory_budget is None:
