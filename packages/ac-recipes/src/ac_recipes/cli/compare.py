@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ac_core.sizes import size_text
+from ac_recipes.analysis.policies import parse_budget_argument
 from ac_recipes.cli.show import (
     check_output,
     flops,
@@ -43,6 +44,7 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
     """Measure every policy; 1 if a loss differs from that without checkpointing."""
     if options.rounds < 1:
         raise UsageError(f"--rounds: {options.rounds} is below 1")
+    budget = None if options.budget is None else parse_budget_argument(options.budget)
     recipe = recipe_to_look_at(options.recipe, overrides)
     name = find_recipe(options.recipe).stem
     path = Path(options.report or f"compare-{name}.html")
@@ -50,10 +52,8 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
     with progress("compare") as say:
         say("loading torch")
         from ac_recipes.analysis.comparing import compare_policies
-        from ac_recipes.analysis.policies import parse_budget_argument
         from ac_recipes.analysis.report import html_report
 
-        budget = None if options.budget is None else parse_budget_argument(options.budget)
         compared = compare_policies(recipe, budget=budget, rounds=options.rounds, compiled=options.compile, say=say)
     if not compared.measured:
         raise RunError("no policy fits this device; ac-recipes estimate RECIPE tells what each needs")

@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ac_recipes.analysis.policies import parse_budget_argument
 from ac_recipes.analysis.words import words_for
 from ac_recipes.cli.show import (
     Sizes,
@@ -67,14 +68,13 @@ def device_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: list[str]) -> int:
     """Estimate every policy."""
     check_picture(options.picture, overwrite=options.overwrite)
+    budget = None if options.budget is None else parse_budget_argument(options.budget)
     recipe = recipe_to_look_at(options.recipe, overrides)
     own = str(recipe.distributed.checkpointing.policy)
     with progress("estimate", total=3) as say:
         say("loading torch")
         from ac_recipes.analysis.estimating import estimate_policies, stated_assumptions
-        from ac_recipes.analysis.policies import parse_budget_argument
 
-        budget = None if options.budget is None else parse_budget_argument(options.budget)
         found = estimate_policies(recipe, budget=budget, device=options.device, kernels=options.kernels, say=say)
     said = stated_assumptions(recipe, found)
     if note := uncompiled_note(recipe, "a compiler chooses anew what blocks keep"):

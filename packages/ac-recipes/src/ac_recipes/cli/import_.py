@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 
 from ac_recipes.automodel import written
+from ac_recipes.automodel.table import KNOWN
 from ac_recipes.errors import UsageError
 from ac_recipes.load import load_translated
 from ac_recipes.reader import Override
@@ -13,6 +14,7 @@ from ac_recipes.reader import Override
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this verb."""
     parser.add_argument("recipe", metavar="FILE", help="a recipe of NeMo AutoModel")
+    parser.epilog = f"{parser.epilog} Known as a _target_ are: {', '.join(sorted(KNOWN))}; and transformers' configurations."
 
 
 def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: list[str]) -> int:

@@ -3,6 +3,7 @@
 from ac_recipes.reader.mistakes import KeyPath
 from ac_recipes.reader.schema import fields_of, homes_of
 from ac_recipes.reader.suggest import closest
+from ac_recipes.reader.synonyms import synonym_of
 from ac_recipes.reader.variants import Variant
 
 
@@ -15,8 +16,20 @@ def unknown_field(name: str, variant: Variant, section: KeyPath, schema: type) -
     owners = [label for label, cls in variant.siblings.items() if name in fields_of(cls)]
     if owners:
         return f"{message}; {name!r} belongs to {' and '.join(owners)}", None
+    own = fields_of(variant.cls)
+    key, colon, value = name.partition(":")
+    if colon and key in own:
+        return f"{message}; YAML has a space after the colon: '{key}: {value}'", None
     homes = [home for home in homes_of(name, schema) if home != section]
     if homes:
         sections = " or ".join(f"in {'.'.join(home)!r}" if home else "at the top level" for home in homes)
-        return f"{message}; {name!r} belongs {sections}", ".".join((*homes[0], name))
-    return message, closest(name, fields_of(variant.cls))
+        told = f"{message}; {name!r} belongs {sections}"
+        if len(homes) == 1:
+            return told, ".".join((*homes[0], name))
+        return f"{told}; {'.'.join(section)!r} has {', '.join(map(repr, own))}" if section else told, None
+    other = synonym_of(name)
+    if other in own:
+        return message, other
+    if other is not None and (homes := homes_of(other, schema)):
+        return message, ".".join((*homes[0], other))
+    return message, closest(name, own)
