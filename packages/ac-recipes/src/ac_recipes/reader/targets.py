@@ -43,7 +43,7 @@ def refusal(name: Node, known: Collection[str] = ()) -> tuple[str, str | None]:
     shown = short(name.text)[1:-1] if isinstance(name, ScalarNode) else "..."
     message = f"a recipe is data and imports nothing; '{TARGET}: {shown}' is not a known name"
     near = _nearest(name, known)
-    return (f"{message}; {WHERE_LISTED}" if near is None else message), near
+    return (f"{message}; {WHERE_LISTED}" if known and near is None else message), near
 
 
 def _nearest(name: Node, targets: Collection[str]) -> str | None:
