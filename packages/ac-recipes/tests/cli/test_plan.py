@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import ac_core
-from ac_core import Plan
+from ac_core import BudgetError, Plan
+from ac_core.advice import Advice
 from ac_recipes.analysis import planning
 from ac_recipes.load import load_recipe
 
@@ -95,7 +96,11 @@ def test_what_does_not_fit_is_exit_code_2_with_the_nearest_figure(run, small_arg
 
 
 @pytest.mark.parametrize("verb", ["plan", "train"])
-def test_a_budget_of_the_recipe_that_nothing_fits_is_exit_code_2(run, tiny_file, verb):
+def test_a_budget_of_the_recipe_that_nothing_fits_is_exit_code_2(run, tiny_file, verb, monkeypatch):
+    def plan(**_):
+        raise BudgetError(Advice(("memory_budget: no plan fits into 2.00 KiB",)))
+
+    monkeypatch.setattr(ac_core, "plan", plan)
     field = "distributed.activation_checkpointing"
     code, out, err = run(verb, str(tiny_file), f"--{field}={{policy: budget, memory_budget: 2KiB}}")
     assert (code, out) == (2, "")
