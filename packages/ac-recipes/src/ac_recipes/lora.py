@@ -102,7 +102,7 @@ def _lora_config(config: PeftConfig) -> "LoraConfig":
     try:
         from peft import LoraConfig
     except ImportError as error:
-        raise UsageError("peft: needs the peft library; pip install 'ac-recipes[peft]'") from error
+        raise UsageError("peft: LoRA needs the peft library; pip install 'ac-recipes[peft]'") from error
     return LoraConfig(
         r=config.dim,
         lora_alpha=config.alpha,

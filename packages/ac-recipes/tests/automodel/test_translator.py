@@ -4,6 +4,8 @@ import pytest
 
 from ac_core import DDPConfig, FSDP2Config
 from ac_recipes.automodel import written
+from ac_recipes.automodel.table import KNOWN
+from ac_recipes.cli import main
 from ac_recipes.reader import read_recipe
 from ac_recipes.recipe import Recipe
 
@@ -127,3 +129,11 @@ def test_a_section_of_the_wrong_kind_is_a_mistake(mistakes, pretrain):
     text = pretrain.replace("  strategy: fsdp2\n  dp_size: none\n  tp_size: 1\n  activation_checkpointing: true\n", "")
     assert any("distributed: expected a mapping, got nothing" in line for line in mistakes(text))
     assert any("model: expected a mapping, got a list" in line for line in mistakes("recipe: x\nmodel: [1]\nrng: {}"))
+
+
+def test_a_name_like_no_other_is_told_where_the_known_ones_are_listed(mistakes, capsys):
+    (told,) = [line for line in mistakes("model: {_target_: my.own.Model}") if "_target_" in line]
+    assert told.endswith(f"{REFUSED.format('my.own.Model')}; ac-recipes import --help lists those")
+    with pytest.raises(SystemExit):
+        main(["import", "--help"])
+    assert set(capsys.readouterr().out.split()) >= KNOWN

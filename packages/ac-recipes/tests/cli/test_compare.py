@@ -51,7 +51,7 @@ def test_what_does_not_fit_is_told_and_a_loss_that_differs_is_exit_code_1(run, t
             raise torch.OutOfMemoryError
         return counted(step, config, **options)
 
-    report = ["--rounds", "1", "--report", str(tmp_path / "r.html")]
+    report = ["--rounds", "1", "--report", str(tmp_path / "r.html"), "--overwrite"]
     with monkeypatch.context() as patch:
         patch.setattr(comparing, "_counted", spoiled)
         code, out, _ = run("compare", str(tiny_file), *report)

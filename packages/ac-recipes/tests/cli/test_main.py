@@ -1,6 +1,7 @@
 """What the command line says and how it exits, without any training."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -25,7 +26,21 @@ def run(capsys, *arguments):
         (["train", "default", "--nproc-per-nod", "2"], "did you mean '--nproc-per-node'?"),
         (["train", "default", "--nproc-per-node", "0"], "--nproc-per-node: 0 is below 1"),
         (["train", "default", "--nproc-per-node", "two"], "invalid int value: 'two'"),
-        (["train", "default", "stray"], "unknown argument 'stray'"),
+        (["train", "default", "qwen3-moe"], "unknown argument 'qwen3-moe'; a recipe is already given: default"),
+        (["train", "default", "--device", "cpu"], "'--device'; it belongs to estimate and plan, and not to train"),
+        (["train", "default", "optimizer.lr=1e-3"], "did you mean '--optimizer.lr'?"),
+        (["train", "optimizer.lr=1e-3"], "optimizer.lr=1e-3 is no recipe; to override a field, write --optimizer.lr"),
+        (["train", "default", "lr=1e-3"], "unknown argument 'lr=1e-3'; did you mean '--optimizer.lr'?"),
+        (["train", "default", "-optimizer.lr", "1e-3"], "unknown argument '-optimizer.lr'; did you mean '--optim"),
+        (["train", "default", "--epochs", "3"], "'--epochs'; did you mean '--step_scheduler.num_epochs'?"),
+        (["train", "default", "--name", "x"], "did you mean '--peft.name' or '--dataset.name' or '--optimizer.name'"),
+        (["train", "default", "--run.name", "x"], "or in 'wandb'; 'run' has 'dir'\n"),
+        (["train", "default", "--optimizer", "{lr:1e-3}"], "field; YAML has a space after the colon: 'lr: 1e-3'"),
+        (["train", "default", "--optimizer", "lr:1e-3"], "got 'lr:1e-3'; YAML has a space after the colon: 'lr: 1e"),
+        (["train", "default", "--optimizer.learning_rate", "1"], "unknown field; did you mean 'lr'?"),
+        (["train", "default", "--learning_rate", "1"], "did you mean '--optimizer.lr'?"),
+        (["train", "default", "--distributed.gradient_checkpointing", "1"], "did you mean 'activation_checkpointing'?"),
+        (["train", "default", "--distributed.activation_checkpointing", "budget"], "give {policy: budget, memory_"),
         (["train", "default", "--lr", "1e-4"], "unknown argument '--lr'; did you mean '--optimizer.lr'?"),
         (["train", "default", "--optimzer", "{lr: 1}"], "unknown argument '--optimzer'; did you mean '--optimizer'?"),
         (["train", "default", "--optimizer", "{lrr: 1}"], ":1:15: optimizer.lrr: unknown field; did you mean 'lr'?"),
@@ -46,6 +61,40 @@ def test_a_mistake_in_the_command_is_one_line_and_exit_code_2(capsys, arguments,
     assert out == ""
     assert message in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unbuffered"),
+    [(["schema"], ""), (["schema"], "1"), (["check", "default"], ""), (["check", "no"], ""), (["train", "--help"], "")],
+)
+def test_where_nobody_reads_on_a_command_ends_in_silence(arguments, unbuffered):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "ac_recipes", *arguments]
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(
+        command, stdout=writer, stderr=subprocess.PIPE, env=environment, check=False, timeout=60, text=True
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_another_broken_pipe_is_a_fault(tiny_file, monkeypatch):
+    def run(*_):
+        raise BrokenPipeError("of some socket")
+
+    monkeypatch.setattr("ac_recipes.cli.check.run", run)
+    with open(os.devnull, "w") as sound, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", sound)
+        patch.setattr(sys, "stderr", sound)
+        with pytest.raises(BrokenPipeError, match="some socket"):
+            main(["check", str(tiny_file)])
+
+
+def test_a_recipe_that_is_not_there_has_no_place(capsys):
+    code, out, _ = run(capsys, "check", "nofile.yaml")
+    assert code == 2
+    assert out.startswith("nofile.yaml is neither a file nor a shipped recipe; ")
 
 
 def test_a_launcher_flag_between_overrides_is_honoured(capsys):

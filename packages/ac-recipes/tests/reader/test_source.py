@@ -42,7 +42,7 @@ def test_a_file_is_read_by_path_or_name(tmp_path, schema):
         (b"model: a\nseed: \x00", "r.yaml:2:7: character '\\x00' is not allowed in YAML"),
         (b"model: \x1b[0m", "r.yaml:1:8: character '\\x1b' is not allowed in YAML"),
         (b"#" * (MAX_BYTES + 1), "r.yaml:1:1: a recipe has at most 1 MiB; this is more"),
-        (b"", "r.yaml:1:1: expected a mapping, got nothing"),
+        (b"", "r.yaml:1:1: expected a mapping, got nothing; a recipe has at least 'model'"),
     ],
 )
 def test_bytes_that_are_no_recipe(told, data, line):

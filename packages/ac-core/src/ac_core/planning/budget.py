@@ -31,16 +31,20 @@ def parse_budget(value: object) -> Budget:
         raise ValueError(f"{value!r} is not {_VALID}")
     if isinstance(value, float):
         if not 0 < value <= 1:
-            raise ValueError(f"{value!r} is no fraction above 0 and up to 1; a size has a unit: '{value:g}GiB'")
+            hint = f"; a size has a unit: '{value:g}GiB'" if 1 < value < _LEAST else ""
+            raise ValueError(f"{value!r} is no fraction above 0 and up to 1{hint}")
         return value
     if value < _LEAST:
-        raise ValueError(f"{value!r} would be bytes, too few for any model; give a unit: '{value}GiB'")
+        hint = f"; give a unit: '{value}GiB'" if value > 0 else f"; give {_VALID}"
+        raise ValueError(f"{value!r} would be bytes, too few for any model{hint}")
     return value
 
 
 def _parse_text(text: str) -> Budget:
     if share := _PERCENT.fullmatch(text):
-        return parse_budget(float(share[1]) / 100)
+        if not 0 < float(share[1]) <= 100:
+            raise ValueError(f"{text!r} is no share above 0% and up to 100% of what no checkpointing takes")
+        return float(share[1]) / 100
     size = _SIZE.fullmatch(text)
     if size is None:
         number = re.fullmatch(r"\d+(?:\.\d+)?", text)
@@ -48,7 +52,8 @@ def _parse_text(text: str) -> Budget:
         raise ValueError(f"{text!r} is not {_VALID}{hint}")
     number, unit = size.groups()
     if unit not in _UNITS:
-        close = next((known for known in _UNITS if known.lower() == unit.lower()), None)
+        meant = {"k": "kib", "m": "mib", "g": "gib", "t": "tib"}.get(unit.lower().removesuffix("i"), unit.lower())
+        close = next((known for known in _UNITS if known.lower() == meant), None)
         hint = f"; did you mean {number}{close}?" if close else ""
         raise ValueError(f"{text!r} has no unit of memory: {', '.join(_UNITS)}{hint}")
     if (count := int(float(number) * _UNITS[unit])) < _LEAST:

@@ -12,8 +12,8 @@ from ac_core import ActivationCheckpointingConfig
 from ac_recipes.analysis.applying import applied
 from ac_recipes.analysis.memory import Timeline
 from ac_recipes.analysis.noise import within_noise
-from ac_recipes.analysis.planning import with_plan
-from ac_recipes.analysis.policies import policies
+from ac_recipes.analysis.planning import check_device, with_plan
+from ac_recipes.analysis.policies import BUDGET_FIELD, BUDGET_FLAG, policies
 from ac_recipes.analysis.steps import RepeatableStep
 from ac_recipes.analysis.subject import Subject, real_subject, refused_as_usage
 from ac_recipes.errors import UsageError
@@ -95,14 +95,16 @@ def compare_policies(
         say: is told of what begins.
 
     Raises:
-        UsageError: the recipe does not fit one process, or its checkpointing cannot be applied.
-        RunError: no plan is within the budget.
+        UsageError: the recipe does not fit one process, its checkpointing cannot be applied, or no plan is within the
+            budget.
     """
-    wanted = policies(recipe, budget)
+    wanted, named = policies(recipe, budget), BUDGET_FIELD if budget is None else BUDGET_FLAG
+    for config in wanted.values():
+        check_device(config, named)
     compiling = compile_config(recipe.compile) or (CompileConfig() if compiled else None)
     say("model and data")
     subject = real_subject(recipe)
-    configs = {name: with_plan(recipe, c, device=subject.device.type) for name, c in wanted.items()}
+    configs = {name: with_plan(recipe, c, device=subject.device.type, named=named) for name, c in wanted.items()}
     if compiling is not None:
         for name, config in configs.items():
             try:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import ac_core
 from ac_core import Estimate
-from ac_recipes.analysis.planning import with_plan
-from ac_recipes.analysis.policies import policies
+from ac_recipes.analysis.planning import check_device, with_plan
+from ac_recipes.analysis.policies import BUDGET_FIELD, BUDGET_FLAG, policies
 from ac_recipes.analysis.subject import Device, Kernels, refused_as_usage, step_settings, vocabulary
 from ac_recipes.recipe import Recipe
 
@@ -26,15 +26,17 @@ def estimate_policies(
         say: is told of each policy before it is estimated.
 
     Raises:
-        UsageError: the recipe cannot be estimated, or its checkpointing not be applied.
-        RunError: no plan is within the budget.
+        UsageError: the recipe cannot be estimated, its checkpointing not be applied, or no plan is within the budget.
     """
+    wanted, named = policies(recipe, budget), BUDGET_FIELD if budget is None else BUDGET_FLAG
+    for config in wanted.values():
+        check_device(config, named)
     settings = step_settings(recipe, device=device, kernels=kernels)
     found = {}
-    for name, config in policies(recipe, budget).items():
+    for name, config in wanted.items():
         say(name)
         with refused_as_usage():
-            planned = with_plan(recipe, config, device=device, kernels=kernels)
+            planned = with_plan(recipe, config, device=device, kernels=kernels, named=named)
             found[name] = ac_core.estimate(policy=planned, **settings)
     return found
 

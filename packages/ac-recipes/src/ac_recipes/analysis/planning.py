@@ -8,41 +8,66 @@ import torch
 
 import ac_core
 from ac_core import ActivationCheckpointingConfig, ActivationCheckpointingError, BudgetError, Plan
+from ac_recipes.analysis.policies import BUDGET_FIELD
 from ac_recipes.analysis.subject import Device, Kernels, step_settings
 from ac_recipes.analysis.words import words_for
-from ac_recipes.errors import RunError, UsageError
+from ac_recipes.errors import UsageError
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.ranks import Ranks
 
 
 def make_plan(
-    recipe: Recipe, config: ActivationCheckpointingConfig, *, device: Device = "cuda", kernels: Kernels = "plain"
+    recipe: Recipe,
+    config: ActivationCheckpointingConfig,
+    *,
+    device: Device = "cuda",
+    kernels: Kernels = "plain",
+    named: str = BUDGET_FIELD,
 ) -> Plan:
     """The cheapest checkpointing within `config.memory_budget`, for a step of one rank of the recipe.
 
+    named: where the budget was given, for messages.
+
     Raises:
-        UsageError: the recipe has sizes that cannot be planned for.
-        RunError: nothing fits, and the least that would; or the model cannot be checkpointed.
+        UsageError: nothing fits, and the least that would; the recipe has sizes that cannot be planned for, its model
+            cannot be checkpointed, or the budget is that of a GPU, and none is here.
     """
     assert config.memory_budget is not None
+    check_device(config, named)
     settings = step_settings(recipe, device=device, kernels=kernels)
     settings |= {"scope": config.scope, "layers": config.layers, "offload": config.offload}
     try:
         with _smallest_card(recipe) if config.memory_budget == "device" else nullcontext():
             return ac_core.plan(budget=config.memory_budget, **settings)
     except BudgetError as error:
-        raise RunError(error.advice.text(words_for(recipe))) from error
+        said = error.advice.text(words_for(recipe)).removeprefix("memory_budget: ")
+        raise UsageError(f"{named}: {said}") from error
     except ActivationCheckpointingError as error:
-        raise RunError(str(error)) from error
+        raise UsageError(str(error)) from error
+
+
+def check_device(config: ActivationCheckpointingConfig, named: str = BUDGET_FIELD) -> None:
+    """Refuse the budget `device`, of which a plan is still to be made, where there is no GPU to ask.
+
+    Raises:
+        UsageError: naming the budget and what to give in its place.
+    """
+    if config.memory_budget == "device" and config.plan is None and not torch.cuda.is_available():
+        raise UsageError(f"{named}: 'device' is what the GPU has, and there is none here; give a size, such as '80GiB'")
 
 
 def with_plan(
-    recipe: Recipe, config: ActivationCheckpointingConfig, *, device: Device = "cuda", kernels: Kernels = "plain"
+    recipe: Recipe,
+    config: ActivationCheckpointingConfig,
+    *,
+    device: Device = "cuda",
+    kernels: Kernels = "plain",
+    named: str = BUDGET_FIELD,
 ) -> ActivationCheckpointingConfig:
     """A config that can be applied as it is: with a plan, where it has a budget and none. Raises as `make_plan`."""
     if config.policy != "budget" or config.plan is not None:
         return config
-    return replace(config, plan=make_plan(recipe, config, device=device, kernels=kernels).blocks)
+    return replace(config, plan=make_plan(recipe, config, device=device, kernels=kernels, named=named).blocks)
 
 
 def planned_recipe(recipe: Recipe, plan: Plan) -> Recipe:

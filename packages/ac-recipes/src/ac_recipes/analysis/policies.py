@@ -1,19 +1,21 @@
-"""The policies that a recipe is looked at under: the fixed ones, and the recipe's own."""
+"""The policies that a recipe is looked at under: the fixed ones, and the recipe's own. Loads without torch."""
 
 from dataclasses import replace
 
 from ac_core import ActivationCheckpointingConfig
+from ac_core.planning.budget import parse_budget
 from ac_recipes.errors import UsageError
 from ac_recipes.recipe import Recipe
+
+BUDGET_FLAG = "--budget"
+BUDGET_FIELD = "distributed.activation_checkpointing.memory_budget"
+"""Where a budget comes from, as messages name it."""
 
 
 def policies(recipe: Recipe, budget: str | int | float | None = None) -> dict[str, ActivationCheckpointingConfig]:
     """By name: `none`, `full`, `selective`, and `budget` where the recipe or the caller gives one.
 
     All have the scope, the layers and the switches of the recipe; the one that the recipe names is the recipe's own.
-
-    Raises:
-        UsageError: `budget` is none.
     """
     own = recipe.distributed.checkpointing
     plain = replace(own, policy="none", save=None, memory_budget=None, plan=None)
@@ -25,15 +27,8 @@ def policies(recipe: Recipe, budget: str | int | float | None = None) -> dict[st
 
 
 def budget_policy(own: ActivationCheckpointingConfig, budget: str | int | float) -> ActivationCheckpointingConfig:
-    """The recipe's settings with another budget, and no plan yet.
-
-    Raises:
-        UsageError: it is no budget.
-    """
-    try:
-        return replace(own, policy="budget", memory_budget=budget, save=None, plan=None)
-    except ValueError as error:
-        raise UsageError(str(error).replace("memory_budget", "--budget", 1)) from error
+    """The recipe's settings with another budget, and no plan yet."""
+    return replace(own, policy="budget", memory_budget=budget, save=None, plan=None)
 
 
 def asked_policy(recipe: Recipe) -> ActivationCheckpointingConfig:
@@ -52,7 +47,20 @@ def asked_policy(recipe: Recipe) -> ActivationCheckpointingConfig:
 
 
 def parse_budget_argument(text: str) -> str | int | float:
-    """`--budget` as written: a number of bytes, a fraction, or text such as `24GiB`, `50%` and `device`."""
+    """`--budget` as written: a number of bytes, a fraction, or text such as `24GiB`, `50%` and `device`.
+
+    Raises:
+        UsageError: it is no budget.
+    """
+    budget = _number_or_text(text)
+    try:
+        parse_budget(budget)
+    except ValueError as error:
+        raise UsageError(f"{BUDGET_FLAG}: {error}") from error
+    return budget
+
+
+def _number_or_text(text: str) -> str | int | float:
     for kind in (int, float):
         try:
             return kind(text)

@@ -15,6 +15,7 @@ from ac_core import ActivationCheckpointingError
 from ac_recipes.data.prepare import prepare_here
 from ac_recipes.errors import UsageError
 from ac_recipes.images.config import DigitsDatasetConfig
+from ac_recipes.installed import check_installed
 from ac_recipes.lora import add_lora
 from ac_recipes.pretrained import load_config, load_tokenizer
 from ac_recipes.recipe import Recipe
@@ -71,6 +72,7 @@ def real_subject(recipe: Recipe) -> Subject:
                 f"distributed.{name}: {size} ranks are asked for, and this command runs on one process; add "
                 f"--distributed.{name} 1{with_it}"
             )
+    check_installed(recipe)
     setup_of(recipe).layout(1)
     plan = BatchPlan.of(recipe.step_scheduler, 1)
     data = prepare_here(recipe)

@@ -35,7 +35,7 @@ def write_planned(name: str, overrides: Sequence[Override], recipe: Recipe, plan
     planned = planned_recipe(recipe, plan)
     text = _in_place(find_recipe(name), overrides, planned)
     kept = text is not None
-    partial = path.with_name(f"{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")  # of nobody else
     try:
         partial.write_text(dump(planned) if text is None else text, encoding="utf-8")
         os.replace(partial, path)

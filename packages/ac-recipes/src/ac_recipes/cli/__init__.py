@@ -6,20 +6,22 @@ traceback. The verbs import torch themselves, so that `--help` is instant.
 
 import argparse
 import json
+import os
+import select
 import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from difflib import get_close_matches
 from importlib import import_module
 from keyword import iskeyword
 from types import ModuleType
 from typing import NoReturn
 
 from ac_recipes import __version__
+from ac_recipes.cli.hints import OVERRIDES_HELP, hint
 from ac_recipes.errors import RunError, RunInterruptedError, UsageError
 from ac_recipes.rank_process import speaks_for_all, started_by_us, told_as
-from ac_recipes.reader import RecipeError, fields_of, homes_of, split_overrides
+from ac_recipes.reader import RecipeError, fields_of, split_overrides
 from ac_recipes.recipe import Recipe
 
 VERBS = {
@@ -34,10 +36,7 @@ VERBS = {
     "doctor": "say what works on this machine, and the command that mends each gap",
     "schema": "print the JSON Schema of a recipe, for editors",
 }
-_OVERRIDES_HELP = (
-    "Fields of the recipe are overridden as --section.field VALUE, for instance --optimizer.lr 1e-4; several of a "
-    "section at once as --section '{field: VALUE, ...}'."
-)
+_CLOSED_PIPE = 128 + 13  # as a shell reports a program that SIGPIPE has ended; 13 on every POSIX system
 
 
 class _Parser(argparse.ArgumentParser):
@@ -46,7 +45,32 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command; returns the exit code. Where nobody reads on, as in `ac-recipes schema | head`, it is silent."""
+    try:
+        try:
+            return _main(argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _close_broken():
+            raise
+        return _CLOSED_PIPE
+
+
+def _close_broken() -> bool:
+    """Give up those of the standard streams whose reader is gone, so that the end of Python does not complain of what
+    is left in them; whether there was one."""
+    found = False
+    for stream in (sys.stdout, sys.stderr):
+        look = select.poll()
+        look.register(stream.fileno(), 0)  # of errors alone, as of a pipe without a reader, it tells unasked
+        if look.poll(0):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            found = True
+    return found
+
+
+def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in arguments
     try:
@@ -84,7 +108,7 @@ def _parsers() -> tuple[_Parser, dict[str, set[str]]]:
     parser = _Parser(
         prog="ac-recipes",
         description="Train language models with activation checkpointing that can be trusted.",
-        epilog=_OVERRIDES_HELP,
+        epilog=OVERRIDES_HELP,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"ac-recipes {__version__}")
@@ -95,7 +119,7 @@ def _parsers() -> tuple[_Parser, dict[str, set[str]]]:
             name,
             help=summary,
             description=f"{summary[0].upper()}{summary[1:]}.",
-            epilog=_OVERRIDES_HELP,
+            epilog=OVERRIDES_HELP,
             allow_abbrev=False,
         )
         _module_of(name).add_arguments(verb)
@@ -107,20 +131,9 @@ def _parsers() -> tuple[_Parser, dict[str, set[str]]]:
 def _parse(parser: _Parser, arguments: list[str], flags: dict[str, set[str]]) -> argparse.Namespace:
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        known = {"--help", "-h"}.union(*flags.values(), (f"--{section}" for section in fields_of(Recipe)))
-        raise UsageError(f"unknown argument '{unknown[0]}'{_hint(unknown[0].partition('=')[0], known)}")
+        raise UsageError(f"unknown argument '{unknown[0]}'{hint(unknown[0], options, flags)}")
     return options
 
 
 def _module_of(verb: str) -> ModuleType:
     return import_module(f"ac_recipes.cli.{verb}{'_' * iskeyword(verb)}")
-
-
-def _hint(flag: str, known: set[str]) -> str:
-    """What was probably meant: a flag, or a field of the recipe without its section."""
-    if near := get_close_matches(flag, known, n=1, cutoff=0.7):
-        return f"; did you mean '{near[0]}'?"
-    homes = homes_of(flag.removeprefix("--"), Recipe) if flag.startswith("--") else []
-    if homes:
-        return f"; did you mean '--{'.'.join((*homes[0], flag.removeprefix('--')))}'?"
-    return f". {_OVERRIDES_HELP}"

@@ -33,7 +33,7 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
             mistake = Mistake(file=name, line=1, column=1, path="", message=str(error))
             mistakes.append(mistake)
             if not options.json:
-                print(mistake)
+                print(error)  # of no place in a file
         else:
             if not options.json:
                 note = "; ac-recipes import shows what it becomes" if translator.is_automodel else ""

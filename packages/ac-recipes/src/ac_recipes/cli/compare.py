@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ac_core.sizes import size_text
-from ac_recipes.cli.show import check_folder, flops, progress, recipe_argument, recipe_to_look_at
+from ac_recipes.analysis.policies import parse_budget_argument
+from ac_recipes.cli.show import (
+    check_output,
+    flops,
+    overwrite_argument,
+    progress,
+    recipe_argument,
+    recipe_to_look_at,
+)
 from ac_recipes.errors import RunError, UsageError
 from ac_recipes.reader import Override
 from ac_recipes.shipped import find_recipe
@@ -28,24 +36,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rounds", type=int, default=7, metavar="N", help="rounds of the timing (default: 7)")
     parser.add_argument("--compile", action="store_true", help="compile the blocks, under every policy")
-    parser.add_argument("--report", metavar="FILE", help="the HTML report (default: compare-NAME.html)")
+    parser.add_argument("--report", metavar="FILE", help="the HTML report (default: compare-NAME.html, anew each time)")
+    overwrite_argument(parser)
 
 
 def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: list[str]) -> int:
     """Measure every policy; 1 if a loss differs from that without checkpointing."""
     if options.rounds < 1:
         raise UsageError(f"--rounds: {options.rounds} is below 1")
+    budget = None if options.budget is None else parse_budget_argument(options.budget)
     recipe = recipe_to_look_at(options.recipe, overrides)
     name = find_recipe(options.recipe).stem
     path = Path(options.report or f"compare-{name}.html")
-    check_folder("--report", str(path))
+    check_output("--report", str(path), overwrite=options.overwrite or not options.report)
     with progress("compare") as say:
         say("loading torch")
         from ac_recipes.analysis.comparing import compare_policies
-        from ac_recipes.analysis.policies import parse_budget_argument
         from ac_recipes.analysis.report import html_report
 
-        budget = None if options.budget is None else parse_budget_argument(options.budget)
         compared = compare_policies(recipe, budget=budget, rounds=options.rounds, compiled=options.compile, say=say)
     if not compared.measured:
         raise RunError("no policy fits this device; ac-recipes estimate RECIPE tells what each needs")

@@ -5,12 +5,14 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ac_recipes.analysis.policies import parse_budget_argument
 from ac_recipes.analysis.words import words_for
 from ac_recipes.cli.show import (
     Sizes,
     check_picture,
     draw,
     flops,
+    overwrite_argument,
     picture_argument,
     progress,
     recipe_argument,
@@ -44,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget", metavar="SIZE", help="also the policy 'budget': 24GiB, 24GB, 0.5 or 50%% of what no policy takes"
     )
     picture_argument(parser, "the memory of a step over time, under the recipe's own policy")
+    overwrite_argument(parser)
 
 
 def device_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,15 +67,14 @@ def device_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: list[str]) -> int:
     """Estimate every policy."""
-    check_picture(options.picture)
+    check_picture(options.picture, overwrite=options.overwrite)
+    budget = None if options.budget is None else parse_budget_argument(options.budget)
     recipe = recipe_to_look_at(options.recipe, overrides)
     own = str(recipe.distributed.checkpointing.policy)
     with progress("estimate", total=3) as say:
         say("loading torch")
         from ac_recipes.analysis.estimating import estimate_policies, stated_assumptions
-        from ac_recipes.analysis.policies import parse_budget_argument
 
-        budget = None if options.budget is None else parse_budget_argument(options.budget)
         found = estimate_policies(recipe, budget=budget, device=options.device, kernels=options.kernels, say=say)
     said = stated_assumptions(recipe, found)
     if note := uncompiled_note(recipe, "a compiler chooses anew what blocks keep"):

@@ -3,8 +3,10 @@
 import argparse
 import json
 from collections.abc import Sequence
+from textwrap import fill
 
 from ac_recipes.automodel import written
+from ac_recipes.automodel.table import KNOWN
 from ac_recipes.errors import UsageError
 from ac_recipes.load import load_translated
 from ac_recipes.reader import Override
@@ -13,6 +15,9 @@ from ac_recipes.reader import Override
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this verb."""
     parser.add_argument("recipe", metavar="FILE", help="a recipe of NeMo AutoModel")
+    known = "".join(f"\n  {name}" for name in sorted(KNOWN))
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter  # names stay whole, one a line
+    parser.epilog = f"{fill(parser.epilog or '', 100)}\n\nknown _target_, beside transformers' configurations:{known}"
 
 
 def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: list[str]) -> int:

@@ -5,11 +5,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from ac_recipes.analysis.policies import BUDGET_FIELD, BUDGET_FLAG, budget_policy, parse_budget_argument
 from ac_recipes.cli.estimate import device_arguments, step_text
 from ac_recipes.cli.show import (
-    check_folder,
+    check_output,
     check_picture,
     draw,
+    overwrite_argument,
     picture_argument,
     progress,
     recipe_argument,
@@ -34,24 +36,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     device_arguments(parser)
     parser.add_argument("--write", metavar="FILE", help="save the recipe with the plan in it; its comments are kept")
     picture_argument(parser, "memory against recompute, the plan and the fixed policies in it")
+    overwrite_argument(parser)
+    parser.epilog = f"{parser.epilog} Exit codes: 0 planned; 2 nothing fits, or a mistake, told with the remedy."
 
 
 def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: list[str]) -> int:
-    """Plan; 1 if nothing fits."""
-    check_picture(options.picture)
+    """Plan. What fits no plan is a budget to be mended: nothing is written, and the exit code is 2."""
+    budget = None if options.budget is None else parse_budget_argument(options.budget)
+    check_picture(options.picture, overwrite=options.overwrite)
     if options.write:
-        check_folder("--write", options.write)
+        check_output("--write", options.write, overwrite=options.overwrite)
     recipe = recipe_to_look_at(options.recipe, overrides)
     own = recipe.distributed.checkpointing
-    if options.budget is None and own.memory_budget is None:
+    if budget is None and own.memory_budget is None:
         raise UsageError("--budget: neither it nor the recipe's memory_budget is given; give one, such as 24GiB or 50%")
     with progress("plan") as say:
         say("simulating steps without values")
         from ac_recipes.analysis.planning import make_plan
-        from ac_recipes.analysis.policies import budget_policy, parse_budget_argument
 
-        asked = own if options.budget is None else budget_policy(own, parse_budget_argument(options.budget))
-        plan = make_plan(recipe, asked, device=options.device, kernels=options.kernels)
+        asked, named = (own, BUDGET_FIELD) if budget is None else (budget_policy(own, budget), BUDGET_FLAG)
+        plan = make_plan(recipe, asked, device=options.device, kernels=options.kernels, named=named)
     notes = [note] if (note := uncompiled_note(recipe, "a compiler chooses anew what blocks keep")) else []
     if options.write:
         from ac_recipes.analysis.writing import write_planned

@@ -1,5 +1,6 @@
 """Sizes, progress and pictures of the commands that look at a recipe."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -94,7 +95,12 @@ def picture_argument(parser: Any, what: str) -> None:
     parser.add_argument("--picture", metavar="FILE", help=f"draw {what}: FILE ends in .svg, .html or .png")
 
 
-def check_picture(path: str | None) -> None:
+def overwrite_argument(parser: Any) -> None:
+    """`--overwrite`, of a command that writes files which the user names."""
+    parser.add_argument("--overwrite", action="store_true", help="write a named file also where there is one already")
+
+
+def check_picture(path: str | None, *, overwrite: bool) -> None:
     """Refuse a picture that cannot be written, before the work for it is done.
 
     Raises:
@@ -106,7 +112,7 @@ def check_picture(path: str | None) -> None:
         raise UsageError(f"--picture: {path!r} ends in none of .svg, .html, .png")
     if path.endswith(".png") and find_spec("matplotlib") is None:
         raise UsageError("--picture: a .png needs matplotlib (pip install matplotlib); .svg and .html need nothing")
-    check_folder("--picture", path)
+    check_output("--picture", path, overwrite=overwrite)
 
 
 def draw(save: Callable[[str], object], path: str) -> None:
@@ -121,13 +127,15 @@ def draw(save: Callable[[str], object], path: str) -> None:
         raise RunError(f"--picture: cannot write {path}: {error.strerror or error}") from error
 
 
-def check_folder(flag: str, path: str) -> None:
-    """Refuse a file in a folder that is not there.
+def check_output(flag: str, path: str, *, overwrite: bool) -> None:
+    """Refuse a file that cannot be written, or that is there already, before the work for it is done.
 
     Raises:
-        UsageError: naming the folder.
+        UsageError: naming the file and what can be done.
     """
     if not Path(path).parent.is_dir():
         raise UsageError(f"{flag}: there is no folder {Path(path).parent}")
     if Path(path).is_dir():
         raise UsageError(f"{flag}: {path} is a folder")
+    if os.path.lexists(path) and not overwrite:
+        raise UsageError(f"{flag}: {path} is there already; give another name, or --overwrite")

@@ -16,6 +16,7 @@ from ac_recipes.reader.overrides import Override, split_overrides
 from ac_recipes.reader.plain import dump, to_plain
 from ac_recipes.reader.read import Problem, read_recipe
 from ac_recipes.reader.schema import fields_of, homes_of
+from ac_recipes.reader.synonyms import synonym_of
 
 __all__ = [
     "COMMAND_LINE",
@@ -28,5 +29,6 @@ __all__ = [
     "homes_of",
     "read_recipe",
     "split_overrides",
+    "synonym_of",
     "to_plain",
 ]

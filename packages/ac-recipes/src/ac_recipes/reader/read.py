@@ -8,8 +8,9 @@ from typing import TypeVar
 from ac_recipes.reader.compose import compose, locate_in
 from ac_recipes.reader.merge import put, value_node
 from ac_recipes.reader.mistakes import KeyPath, MistakeLog, Place
-from ac_recipes.reader.nodes import MapNode, RefusedNode, place_at
+from ac_recipes.reader.nodes import MapNode, RefusedNode, ScalarNode, place_at
 from ac_recipes.reader.overrides import Override
+from ac_recipes.reader.schema import fields_of
 from ac_recipes.reader.source import check_text, load_text
 from ac_recipes.reader.structure import Structurer
 from ac_recipes.reader.targets import refuse_targets
@@ -59,7 +60,7 @@ def read_recipe(
     if not (isinstance(schema, type) and is_dataclass(schema)):
         raise TypeError(f"a schema is a dataclass, not {schema!r}")
     log = MistakeLog()
-    root = _load(str(source), text, log)
+    root = _load(str(source), text, schema, log)
     values = [(override, value_node(override, log)) for override in overrides]
     if root is None:
         log.raise_mistakes()
@@ -76,7 +77,7 @@ def read_recipe(
     return recipe
 
 
-def _load(file: str, text: str | None, log: MistakeLog) -> MapNode | None:
+def _load(file: str, text: str | None, schema: type, log: MistakeLog) -> MapNode | None:
     """The tree of the file; None, with the reason in `log`, if there is none, or it is not a mapping."""
     text = load_text(file, log) if text is None else check_text(text, Place(file, 1, 1), log)
     if text is None:
@@ -85,5 +86,8 @@ def _load(file: str, text: str | None, log: MistakeLog) -> MapNode | None:
     if isinstance(root, MapNode):
         return root
     if root is not None and not isinstance(root, RefusedNode):
-        log.add(root.place, (), f"expected a mapping, got {got(root)}")
+        required = ", ".join(repr(name) for name, field in fields_of(schema).items() if field.required)
+        empty = isinstance(root, ScalarNode) and root.plain and not root.text
+        remedy = f"; a recipe has at least {required}" if empty and required else ""
+        log.add(root.place, (), f"expected a mapping, got {got(root)}{remedy}")
     return None

