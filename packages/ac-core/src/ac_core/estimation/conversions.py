@@ -7,42 +7,54 @@ it to where it is.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+_LOCK = Lock()
+_inside = 0
+_torchs_own = nn.Module._apply
+
 
 @contextmanager
 def conversions_of_fakes() -> Iterator[None]:
     """Inside of the context, conversions of modules give fake parameters other data, as they do to real ones.
 
-    All of them go through `Module._apply`, which has no public counterpart.
+    All of them go through `Module._apply`, which has no public counterpart. It is replaced for all threads, from the
+    first that enters to the last that leaves.
     """
-    original = nn.Module._apply
-
-    def _apply(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        own = [*module._parameters.items()]
-        if not any(isinstance(parameter, FakeTensor) for _, parameter in own):
-            return original(module, fn, recurse)
-        for child in module.children() if recurse else ():
-            child._apply(fn)
-        for name, parameter in own:
-            if parameter is not None:
-                with torch.no_grad():
-                    converted = fn(parameter)
-                if converted.device == parameter.device:
-                    parameter.data = converted
-                else:
-                    module._parameters[name] = nn.Parameter(converted, parameter.requires_grad)
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = fn(buffer)
-        return module
-
-    nn.Module._apply = _apply  # type: ignore[method-assign]
+    global _inside, _torchs_own
+    with _LOCK:
+        if not _inside:
+            _torchs_own, nn.Module._apply = nn.Module._apply, _apply  # type: ignore[method-assign]
+        _inside += 1
     try:
         yield
     finally:
-        nn.Module._apply = original  # type: ignore[method-assign]
+        with _LOCK:
+            _inside -= 1
+            if not _inside:
+                nn.Module._apply = _torchs_own  # type: ignore[method-assign]
+
+
+def _apply(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+    own = [*module._parameters.items()]
+    if not any(isinstance(parameter, FakeTensor) for _, parameter in own):
+        return _torchs_own(module, fn, recurse)
+    for child in module.children() if recurse else ():
+        child._apply(fn)
+    for name, parameter in own:
+        if parameter is not None:
+            with torch.no_grad():
+                converted = fn(parameter)
+            if converted.device == parameter.device:
+                parameter.data = converted
+            else:
+                module._parameters[name] = nn.Parameter(converted, parameter.requires_grad)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = fn(buffer)
+    return module

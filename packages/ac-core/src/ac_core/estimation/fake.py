@@ -8,9 +8,10 @@ depends on the batch alone: token ids, masks, the grid of an image. So
    of them, such as places on a grid. Everything else is fake.
 2. What a router decides is not among them: which expert gets which tokens depends on weights. Every expert is assumed
    to get the same number of rows.
-3. Nor are pixels. Idefics, SmolVLM and their kin drop the images of which every pixel is 0.0, the padding of a batch
-   whose rows have different numbers of them. A floating-point tensor is assumed to be nowhere equal to a constant that
-   it is compared with: no image is padding.
+3. Pixels are known where the caller gives them. Idefics, SmolVLM and their kin drop the images of which every pixel is
+   0.0, the padding of a batch whose rows have different numbers of them. Such a comparison of what was given, or of
+   views and casts of it, with a constant is carried out. Any other floating-point tensor is assumed to be nowhere equal
+   to a constant: no image is padding.
 4. While a model is being built, a function that draws its weights may look at what it has drawn. It sees zeros.
 """
 
@@ -36,6 +37,7 @@ from torch.utils._pytree import tree_leaves
 from ac_core.errors import ActivationCheckpointingError
 from ac_core.estimation.conversions import conversions_of_fakes
 from ac_core.estimation.experts import expert_modules
+from ac_core.estimation.given import follow, stand_in, values_of
 
 aten = torch.ops.aten
 _MOST_VALUES = 2**22
@@ -109,10 +111,18 @@ class KnownValues(TorchDispatchMode):
         elif func is aten._local_scalar_dense.default and self._building:
             return args[0].dtype.is_floating_point and 0.0
         elif func in _EQUAL and not _is_countable(args[0]) and args[0].numel() <= _MOST_COMPARED:
+            return self._compare(func, *args)
+        result = func(*args, **kwargs)
+        follow(func, args, kwargs, result)
+        return result
+
+    def _compare(self, func: Any, floats: Tensor, constant: Any) -> Tensor:
+        with unset_fake_temporarily():
+            values = values_of(floats)
+            if values is not None:
+                return func(values, constant)
             self.compared = True
-            with unset_fake_temporarily():
-                return torch.full(args[0].shape, _EQUAL[func], dtype=torch.bool)
-        return func(*args, **kwargs)
+            return torch.full(floats.shape, _EQUAL[func], dtype=torch.bool)
 
 
 _TAKE_INDICES = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._unsafe_index.Tensor)
@@ -232,7 +242,10 @@ def fake_batch(batch: Any) -> Any:
     """A batch whose small integers and booleans are real and whose other tensors are fake; to be called inside of the
     fake mode. Mappings, lists and tuples are rebuilt, other values passed on."""
     if isinstance(batch, Tensor):
-        return _fake(batch)
+        made = _fake(batch)
+        if isinstance(made, FakeTensor) and not isinstance(batch, FakeTensor) and not batch.is_meta:
+            stand_in(made, batch)
+        return made
     if isinstance(batch, Mapping):
         return {key: fake_batch(value) for key, value in batch.items()}
     if type(batch) in (list, tuple):
