@@ -14,9 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-_LOCK = Lock()
-_inside = 0
-_torchs_own = nn.Module._apply
+
+class _Replaced:
+    """What is replaced while any thread is inside. inside: how many are."""
+
+    lock = Lock()
+    inside = 0
+    original = nn.Module._apply
 
 
 @contextmanager
@@ -26,24 +30,23 @@ def conversions_of_fakes() -> Iterator[None]:
     All of them go through `Module._apply`, which has no public counterpart. It is replaced for all threads, from the
     first that enters to the last that leaves.
     """
-    global _inside, _torchs_own
-    with _LOCK:
-        if not _inside:
-            _torchs_own, nn.Module._apply = nn.Module._apply, _apply  # type: ignore[method-assign]
-        _inside += 1
+    with _Replaced.lock:
+        if not _Replaced.inside:
+            _Replaced.original, nn.Module._apply = nn.Module._apply, _apply  # type: ignore[method-assign]
+        _Replaced.inside += 1
     try:
         yield
     finally:
-        with _LOCK:
-            _inside -= 1
-            if not _inside:
-                nn.Module._apply = _torchs_own  # type: ignore[method-assign]
+        with _Replaced.lock:
+            _Replaced.inside -= 1
+            if not _Replaced.inside:
+                nn.Module._apply = _Replaced.original  # type: ignore[method-assign]
 
 
 def _apply(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
     own = [*module._parameters.items()]
     if not any(isinstance(parameter, FakeTensor) for _, parameter in own):
-        return _torchs_own(module, fn, recurse)
+        return _Replaced.original(module, fn, recurse)
     for child in module.children() if recurse else ():
         child._apply(fn)
     for name, parameter in own:
