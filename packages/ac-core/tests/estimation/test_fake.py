@@ -155,6 +155,29 @@ def test_ties_buffers_and_attributes_of_a_copied_model(decoder):
     assert not isinstance(model.table, FakeTensor)
 
 
+MISSING = "mps" if torch.cuda.is_available() else "cuda"
+ELSEWHERE = {
+    "moved": lambda: nn.Linear(2, 2).to(MISSING),
+    "made": lambda: nn.Linear(2, 2, device=MISSING),
+    "asked for": lambda: nn.Linear(2, 2).to(torch.cuda.current_device()),
+}
+
+
+@pytest.mark.parametrize("how", ELSEWHERE if MISSING == "cuda" else ["moved", "made"])
+def test_a_factory_that_wants_a_device_that_is_not_here(how):
+    says = r"^model: .* a device that is not here .* on the CPU, .* device= "
+    with fake_mode(), KnownValues(), pytest.raises(ActivationCheckpointingError, match=says):
+        fake_model(ELSEWHERE[how], None)
+
+
+def test_other_mistakes_of_a_factory_are_its_own():
+    def build():
+        raise RuntimeError("no such file")
+
+    with fake_mode(), KnownValues(), pytest.raises(RuntimeError, match=r"^no such file$"):
+        fake_model(build, None)
+
+
 def test_tensors_that_cannot_be_made_fake_are_refused():
     model = nn.Linear(4, 4)
     model.weight = nn.Parameter(torch.eye(4).to_sparse())

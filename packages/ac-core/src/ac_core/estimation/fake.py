@@ -16,6 +16,7 @@ depends on the batch alone: token ids, masks, the grid of an image. So
 """
 
 import copy
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -180,6 +181,8 @@ def fake_model(model: nn.Module | Callable[[], nn.Module], dtype: torch.dtype | 
 
     Raises:
         TypeError: it is neither a module nor a factory of one, or a wrapper.
+        ActivationCheckpointingError: it has tensors that cannot be made fake, or the factory wants a device that is not
+            here.
     """
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         raise TypeError(f"model: {type(model).__name__} is a wrapper; give the model in it, and strategy='ddp'")
@@ -196,6 +199,10 @@ def fake_model(model: nn.Module | Callable[[], nn.Module], dtype: torch.dtype | 
     return made
 
 
+_NO_SUCH_DEVICE = re.compile(r"not linked with support for|not compiled with \w+ enabled|No \w+ GPUs|NVIDIA driver")
+"""How torch says that a device is missing: with errors that have no class of their own."""
+
+
 def _built(factory: Callable[[], nn.Module], dtype: torch.dtype | None) -> nn.Module:
     default = torch.get_default_dtype()
     try:
@@ -203,6 +210,13 @@ def _built(factory: Callable[[], nn.Module], dtype: torch.dtype | None) -> nn.Mo
             torch.set_default_dtype(dtype)
         with conversions_of_fakes():
             made = factory()
+    except (RuntimeError, AssertionError) as error:
+        if not _NO_SUCH_DEVICE.search(str(error)):
+            raise
+        raise ActivationCheckpointingError(
+            f"model: the function that builds it asks for a device that is not here ({error}); build it on the CPU, "
+            "where it takes no memory, or on the meta device: device= is what says whose kernels are assumed"
+        ) from error
     finally:
         torch.set_default_dtype(default)
     if not isinstance(made, nn.Module):
