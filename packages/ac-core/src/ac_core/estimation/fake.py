@@ -215,7 +215,7 @@ def _built(factory: Callable[[], nn.Module], dtype: torch.dtype | None) -> nn.Mo
             raise
         raise ActivationCheckpointingError(
             f"model: the function that builds it asks for a device that is not here ({error}); build it on the CPU, "
-            "where it takes no memory, or on the meta device: device= is what says whose kernels are assumed"
+            "where it takes no memory: device= is what says whose kernels are assumed"
         ) from error
     finally:
         torch.set_default_dtype(default)
