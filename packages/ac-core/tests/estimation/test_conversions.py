@@ -1,3 +1,6 @@
+from contextlib import ExitStack
+from threading import Thread
+
 import pytest
 import torch
 from torch import nn
@@ -27,3 +30,21 @@ def test_torch_still_needs_it_and_real_modules_go_their_way():
     with conversions_of_fakes():
         assert nn.Linear(2, 2).half().weight.dtype is torch.half
     assert nn.Module._apply.__module__ == "torch.nn.modules.module"
+
+
+def test_it_is_undone_once_the_last_has_left_in_any_order_and_after_an_error():
+    original = nn.Module._apply
+    first, second = ExitStack(), ExitStack()
+    for step, replaced in (
+        (lambda: first.enter_context(conversions_of_fakes()), True),
+        (lambda: second.enter_context(conversions_of_fakes()), True),
+        (first.close, True),
+        (second.close, False),
+    ):
+        thread = Thread(target=step)
+        thread.start()
+        thread.join()
+        assert (nn.Module._apply is not original) == replaced
+    with pytest.raises(KeyError), conversions_of_fakes():
+        raise KeyError
+    assert nn.Module._apply is original

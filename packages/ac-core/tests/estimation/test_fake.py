@@ -4,6 +4,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ac_core import ActivationCheckpointingError
+from ac_core.estimation import fake
 from ac_core.estimation.fake import NEEDS_VALUES, KnownValues, count_experts, fake_batch, fake_mode, fake_model
 
 
@@ -34,17 +35,65 @@ def test_large_integers_are_not_computed():
         assert isinstance(torch.arange(2**23), FakeTensor)
 
 
-def test_no_image_is_padding():
-    """As Idefics and SmolVLM look for it."""
-    known = KnownValues()
+def real_images(pixels):
+    """As Idefics and SmolVLM look for them."""
+    real = (pixels == 0.0).sum(dim=(-1, -2, -3)) != pixels.shape[1:].numel()
+    real[0] |= ~torch.any(real)
+    return real
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_no_image_of_unknown_pixels_is_padding(device):
+    given, known = torch.zeros(4, 3, 8, 8, device=device), KnownValues()
     with fake_mode(), known:
-        pixels = fake_batch(torch.zeros(4, 3, 8, 8)).to(torch.bfloat16)
+        pixels = fake_batch(given).to(torch.bfloat16)
+        pixels = pixels if device == "meta" else pixels * 1.0  # computed: not what was given
         assert not known.compared
-        real = (pixels == 0.0).sum(dim=(-1, -2, -3)) != 3 * 8 * 8
-        real[0] |= ~torch.any(real)
+        real = real_images(pixels)
         assert pixels[real].shape == (4, 3, 8, 8)
         assert real.view(2, 2).sum(1).tolist() == [2, 2]
+        assert bool((pixels != 0.0).all())
     assert known.compared
+
+
+def test_padding_images_that_are_given_are_found():
+    given = torch.rand(2, 2, 3, 8, 8) + 0.5
+    given[1, 1] = 0.0
+    known = KnownValues()
+    with fake_mode(), known:
+        pixels = fake_batch({"pixel_values": given})["pixel_values"]
+        flat = pixels.to(torch.bfloat16).view(4, 3, 8, 8)
+        assert isinstance(flat, FakeTensor)
+        assert flat[real_images(flat)].shape == (3, 3, 8, 8)
+        assert (flat != 0.0).flatten(1).all(1).tolist() == [True, True, True, False]
+        joined = torch.cat([row.contiguous() for row in pixels.unbind(0)])
+        assert real_images(joined).tolist() == [True, True, True, False]
+        assert real_images(torch.stack([joined[3], joined[1]])).tolist() == [False, True]
+        assert not known.compared
+        assert real_images(torch.cat([joined[3:], torch.randn(1, 3, 8, 8)])).tolist() == [True, True]
+    assert known.compared  # of random numbers nothing is known
+
+
+@pytest.mark.parametrize("through", ["itself", "a view"])
+def test_what_is_written_to_is_not_what_was_given(through):
+    given, known = torch.zeros(2, 3, 4, 4), KnownValues()
+    with fake_mode(), known:
+        pixels = fake_batch(given)
+        before = pixels.clone()
+        (pixels if through == "itself" else pixels[0]).add_(1.0)
+        assert real_images(before).tolist() == [True, False]  # one image is always left
+        assert not known.compared
+        assert real_images(pixels.flatten(2).view(2, 3, 4, 4)).tolist() == [True, True]
+    assert known.compared
+
+
+def test_so_many_pixels_are_not_compared(monkeypatch):
+    monkeypatch.setattr(fake, "_MOST_COMPARED", 95)
+    few, many = torch.ones(95), torch.ones(96)
+    with fake_mode(), KnownValues():
+        assert bool((fake_batch(few) != 0.0).all())
+        with pytest.raises(NEEDS_VALUES):
+            bool((fake_batch(many) != 0.0).all())
 
 
 def test_integers_are_followed_through_floats():
@@ -104,6 +153,29 @@ def test_ties_buffers_and_attributes_of_a_copied_model(decoder):
         assert int(copied.steps) == 7
     assert model.embed.weight.dtype is torch.float32
     assert not isinstance(model.table, FakeTensor)
+
+
+MISSING = "mps" if torch.cuda.is_available() else "cuda"
+ELSEWHERE = {
+    "moved": lambda: nn.Linear(2, 2).to(MISSING),
+    "made": lambda: nn.Linear(2, 2, device=MISSING),
+    "asked for": lambda: nn.Linear(2, 2).to(torch.cuda.current_device()),
+}
+
+
+@pytest.mark.parametrize("how", ELSEWHERE if MISSING == "cuda" else ["moved", "made"])
+def test_a_factory_that_wants_a_device_that_is_not_here(how):
+    says = r"^model: .* a device that is not here .* on the CPU, .*: device= "
+    with fake_mode(), KnownValues(), pytest.raises(ActivationCheckpointingError, match=says):
+        fake_model(ELSEWHERE[how], None)
+
+
+def test_other_mistakes_of_a_factory_are_its_own():
+    def build():
+        raise RuntimeError("no such file")
+
+    with fake_mode(), KnownValues(), pytest.raises(RuntimeError, match=r"^no such file$"):
+        fake_model(build, None)
 
 
 def test_tensors_that_cannot_be_made_fake_are_refused():

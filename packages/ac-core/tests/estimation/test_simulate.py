@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 import ac_core
+from ac_core import ActivationCheckpointingError
 from ac_core.estimation.simulate import simulate
 
 IDS = torch.arange(256).reshape(4, 64)
@@ -84,3 +85,32 @@ def test_autocast_keeps_the_casts(decoder):
     plain, cast = (simulate(decoder, BATCH, autocast=autocast) for autocast in (None, torch.bfloat16))
     assert cast.blocks[0].kept < plain.blocks[0].kept
     assert cast.parameters == plain.parameters
+
+
+class _Images(nn.Module):
+    """Puts one number an image into each row that the ids reserve for one, having dropped images of zeros."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(8, 4)
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, ids, pixels):
+        images = pixels[(pixels == 0.0).sum(-1) != pixels.shape[-1]]
+        if images.shape[0] != (ids == 7).sum():
+            raise ValueError("images and tokens do not match")
+        hidden = self.embed(ids)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return hidden.sum() + images.sum()
+
+
+def test_a_batch_with_padding_images_needs_their_pixels():
+    pixels = torch.ones(3, 5)
+    pixels[1] = 0.0
+    batch = {"ids": torch.tensor([1, 7, 7, 2]), "pixels": pixels}
+    assert simulate(_Images, batch).assumed_no_padding is False
+    with pytest.raises(ActivationCheckpointingError, match=r"_Images fails on .*\(images and .* give the real"):
+        simulate(_Images, batch | {"pixels": pixels.to("meta")})
+    with pytest.raises(ValueError, match=r"^images and tokens do not match$"):
+        simulate(_Images, batch | {"ids": torch.tensor([1, 7, 1, 2])})

@@ -98,6 +98,35 @@ def test_it_is_saved_and_read_back(plans):
             Plan.from_dict(other)
 
 
+EDITED = {
+    "a list with an int": (("blocks", "layers.0"), [3], r"^plan: for 'layers.0': 3 is not a family"),
+    "an unknown option": (("blocks", "layers.0"), "ful", r"^plan: 'ful' for 'layers.0' is not 'none', 'full'"),
+    "a figure as text": (("peak_bytes",), "9", r"^plan: peak_bytes: '9' is no whole number"),
+    "a moment that is none": (("peak_moment",), 3, r"^plan: peak_moment: 3 is no text"),
+    "a figure of a block": (("per_block", "layers.0"), [1, True], r"^plan: per_block: layers.0: True is no whole"),
+    "too many of a block": (("per_block", "layers.0"), [1, 2, 3], r"^plan: per_block: \[1, 2, 3\] is not two figures"),
+    "a figure of the curve": (("curve", 0, "cost"), float("nan"), r"^plan: curve: 0: cost: nan is no number"),
+    "a figure of a policy": (("fixed", "full", "peak_bytes"), 1.5, r"^plan: fixed: full: peak_bytes: 1.5 is no whole"),
+    "format true": (("format",), True, r"^plan: it was saved by another ac-core, in format True"),
+    "format 1.0": (("format",), 1.0, r"^plan: it was saved by another ac-core, in format 1.0"),
+    "a budget": (("budget",), "much", r"^memory_budget: 'much' is not a size"),
+    "a policy": (("config", "policy"), "full", r"^plan: its config has 'policy', which would count for nothing"),
+    "a rule": (("config", "save"), None, r"^plan: its config has 'save', which would count for nothing"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITED)
+def test_a_plan_that_was_edited_is_refused_where_it_is_read(plans, edit):
+    (*path, last), value, message = EDITED[edit]
+    saved = json.loads(json.dumps(plans[2].to_dict()))
+    place = saved
+    for key in path:
+        place = place[key]
+    place[last] = value
+    with pytest.raises(ValueError, match=message):
+        Plan.from_dict(saved)
+
+
 def test_a_plan_in_another_format_is_to_be_made_again(plans):
     saved = plans[2].to_dict()
     before = {name: value for name, value in saved.items() if name != "format"}

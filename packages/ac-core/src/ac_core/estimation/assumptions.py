@@ -82,7 +82,7 @@ def assumptions(
     if experts:
         said.append("routing is uniform: every expert gets as many tokens as any other")
     if no_padding:
-        said.append("no image of the batch is padding: pixels that are compared with a constant differ from it")
+        said.append("no image of the batch is padding: unknown pixels differ from what the model compares them with")
     if host:
         said.append(f"the link to the host moves {LINK / 1e9:g} GB/s each way, while the device computes")
     if uniform_routing:

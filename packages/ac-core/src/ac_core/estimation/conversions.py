@@ -7,6 +7,7 @@ it to where it is.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import torch
@@ -14,35 +15,49 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 
+class _Replaced:
+    """What is replaced while any thread is inside. inside: how many are."""
+
+    lock = Lock()
+    inside = 0
+    original = nn.Module._apply
+
+
 @contextmanager
 def conversions_of_fakes() -> Iterator[None]:
     """Inside of the context, conversions of modules give fake parameters other data, as they do to real ones.
 
-    All of them go through `Module._apply`, which has no public counterpart.
+    All of them go through `Module._apply`, which has no public counterpart. It is replaced for all threads, from the
+    first that enters to the last that leaves.
     """
-    original = nn.Module._apply
-
-    def _apply(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        own = [*module._parameters.items()]
-        if not any(isinstance(parameter, FakeTensor) for _, parameter in own):
-            return original(module, fn, recurse)
-        for child in module.children() if recurse else ():
-            child._apply(fn)
-        for name, parameter in own:
-            if parameter is not None:
-                with torch.no_grad():
-                    converted = fn(parameter)
-                if converted.device == parameter.device:
-                    parameter.data = converted
-                else:
-                    module._parameters[name] = nn.Parameter(converted, parameter.requires_grad)
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = fn(buffer)
-        return module
-
-    nn.Module._apply = _apply  # type: ignore[method-assign]
+    with _Replaced.lock:
+        if not _Replaced.inside:
+            _Replaced.original, nn.Module._apply = nn.Module._apply, _apply  # type: ignore[method-assign]
+        _Replaced.inside += 1
     try:
         yield
     finally:
-        nn.Module._apply = original  # type: ignore[method-assign]
+        with _Replaced.lock:
+            _Replaced.inside -= 1
+            if not _Replaced.inside:
+                nn.Module._apply = _Replaced.original  # type: ignore[method-assign]
+
+
+def _apply(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+    own = [*module._parameters.items()]
+    if not any(isinstance(parameter, FakeTensor) for _, parameter in own):
+        return _Replaced.original(module, fn, recurse)
+    for child in module.children() if recurse else ():
+        child._apply(fn)
+    for name, parameter in own:
+        if parameter is not None:
+            with torch.no_grad():
+                converted = fn(parameter)
+            if converted.device == parameter.device:
+                parameter.data = converted
+            else:
+                module._parameters[name] = nn.Parameter(converted, parameter.requires_grad)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = fn(buffer)
+    return module

@@ -8,13 +8,15 @@ depends on the batch alone: token ids, masks, the grid of an image. So
    of them, such as places on a grid. Everything else is fake.
 2. What a router decides is not among them: which expert gets which tokens depends on weights. Every expert is assumed
    to get the same number of rows.
-3. Nor are pixels. Idefics, SmolVLM and their kin drop the images of which every pixel is 0.0, the padding of a batch
-   whose rows have different numbers of them. A floating-point tensor is assumed to be nowhere equal to a constant that
-   it is compared with: no image is padding.
+3. Pixels are known where the caller gives them. Idefics, SmolVLM and their kin drop the images of which every pixel is
+   0.0, the padding of a batch whose rows have different numbers of them. Such a comparison of what was given, or of
+   views and casts of it, with a constant is carried out. Any other floating-point tensor is assumed to be nowhere equal
+   to a constant: no image is padding.
 4. While a model is being built, a function that draws its weights may look at what it has drawn. It sees zeros.
 """
 
 import copy
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -36,6 +38,7 @@ from torch.utils._pytree import tree_leaves
 from ac_core.errors import ActivationCheckpointingError
 from ac_core.estimation.conversions import conversions_of_fakes
 from ac_core.estimation.experts import expert_modules
+from ac_core.estimation.given import follow, stand_in, values_of
 
 aten = torch.ops.aten
 _MOST_VALUES = 2**22
@@ -109,10 +112,18 @@ class KnownValues(TorchDispatchMode):
         elif func is aten._local_scalar_dense.default and self._building:
             return args[0].dtype.is_floating_point and 0.0
         elif func in _EQUAL and not _is_countable(args[0]) and args[0].numel() <= _MOST_COMPARED:
+            return self._compare(func, *args)
+        result = func(*args, **kwargs)
+        follow(func, args, kwargs, result)
+        return result
+
+    def _compare(self, func: Any, floats: Tensor, constant: Any) -> Tensor:
+        with unset_fake_temporarily():
+            values = values_of(floats)
+            if values is not None:
+                return func(values, constant)
             self.compared = True
-            with unset_fake_temporarily():
-                return torch.full(args[0].shape, _EQUAL[func], dtype=torch.bool)
-        return func(*args, **kwargs)
+            return torch.full(floats.shape, _EQUAL[func], dtype=torch.bool)
 
 
 _TAKE_INDICES = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._unsafe_index.Tensor)
@@ -170,6 +181,8 @@ def fake_model(model: nn.Module | Callable[[], nn.Module], dtype: torch.dtype | 
 
     Raises:
         TypeError: it is neither a module nor a factory of one, or a wrapper.
+        ActivationCheckpointingError: it has tensors that cannot be made fake, or the factory wants a device that is not
+            here.
     """
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         raise TypeError(f"model: {type(model).__name__} is a wrapper; give the model in it, and strategy='ddp'")
@@ -186,6 +199,10 @@ def fake_model(model: nn.Module | Callable[[], nn.Module], dtype: torch.dtype | 
     return made
 
 
+_NO_SUCH_DEVICE = re.compile(r"not linked with support for|not compiled with \w+ enabled|No \w+ GPUs|NVIDIA driver")
+"""How torch says that a device is missing: with errors that have no class of their own."""
+
+
 def _built(factory: Callable[[], nn.Module], dtype: torch.dtype | None) -> nn.Module:
     default = torch.get_default_dtype()
     try:
@@ -193,6 +210,13 @@ def _built(factory: Callable[[], nn.Module], dtype: torch.dtype | None) -> nn.Mo
             torch.set_default_dtype(dtype)
         with conversions_of_fakes():
             made = factory()
+    except (RuntimeError, AssertionError) as error:
+        if not _NO_SUCH_DEVICE.search(str(error)):
+            raise
+        raise ActivationCheckpointingError(
+            f"model: the function that builds it asks for a device that is not here ({error}); build it on the CPU, "
+            "where it takes no memory: device= is what says whose kernels are assumed"
+        ) from error
     finally:
         torch.set_default_dtype(default)
     if not isinstance(made, nn.Module):
@@ -232,7 +256,10 @@ def fake_batch(batch: Any) -> Any:
     """A batch whose small integers and booleans are real and whose other tensors are fake; to be called inside of the
     fake mode. Mappings, lists and tuples are rebuilt, other values passed on."""
     if isinstance(batch, Tensor):
-        return _fake(batch)
+        made = _fake(batch)
+        if isinstance(made, FakeTensor) and not isinstance(batch, FakeTensor) and not batch.is_meta:
+            stand_in(made, batch)
+        return made
     if isinstance(batch, Mapping):
         return {key: fake_batch(value) for key, value in batch.items()}
     if type(batch) in (list, tuple):

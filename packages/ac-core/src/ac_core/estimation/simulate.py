@@ -84,7 +84,7 @@ def simulate(
         buffers = [] if shard is None else shard(made, found)
         ledger.sharded = any(isinstance(module, FSDPModule) for module in made.modules())
         stepper = None if optimizer is None or not _trains(made) else _Stepper(made, optimizer)
-        step = _Step(made, inputs, loss, autocast, keep_output)
+        step = _Step(made, inputs, loss, autocast, keep_output, known_values)
         for _ in range(max(_steps_until_settled(made), accumulates)):
             step.forward().backward()
             if not accumulates:
@@ -121,6 +121,7 @@ class _Step:
     loss: Loss | None
     autocast: torch.dtype | None
     keep_output: bool
+    known_values: KnownValues
     output: Any = None
 
     def forward(self) -> Forward:
@@ -133,6 +134,14 @@ class _Step:
                     f"{type(self.model).__name__} looks at values that only a real run has ({error}). Integers and "
                     "booleans of the batch are known if the batch has real tensors for them; what depends on weights "
                     "is not"
+                ) from error
+            except (ValueError, RuntimeError, IndexError) as error:
+                if not self.known_values.compared or isinstance(error, ActivationCheckpointingError):
+                    raise
+                raise ActivationCheckpointingError(
+                    f"{type(self.model).__name__} fails on this batch ({error}) after it has compared pixels that are "
+                    "not known with a constant: no image was taken to be padding. If some are, give the real pixels in "
+                    "batch="
                 ) from error
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:

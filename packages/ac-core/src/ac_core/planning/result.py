@@ -1,7 +1,8 @@
 """What a plan says: block by block, and in sum."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from math import isfinite
 from os import PathLike
 from typing import Any
 
@@ -13,6 +14,9 @@ from ac_core.sizes import size_text
 
 _FORMAT = 1
 """Of what `to_dict` writes: another number where a field comes, goes or means something else."""
+
+_OF_THE_PLAN = ("policy", "memory_budget", "plan", "save")
+"""Settings that a plan fills in, and that its `config` does not have."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,8 @@ class Plan:
         """The plan that `to_dict` has written, also after a trip through JSON or YAML.
 
         Raises:
-            ValueError: it is not what `to_dict` writes, or what another version of ac-core wrote in another format.
+            ValueError: it is not what `to_dict` writes, or what another version of ac-core wrote in another format; a
+                block, a figure or a setting that was edited is none.
         """
         if not isinstance(plain, Mapping):
             raise ValueError(f"plan: {type(plain).__name__} is no plan as Plan.to_dict writes it")
@@ -101,10 +106,14 @@ class Plan:
             values["curve"] = tuple(Point(**point) for point in plain["curve"])
             values["fixed"] = {name: FixedPolicy(**each) for name, each in plain["fixed"].items()}
             values["per_block"] = {name: tuple(figures) for name, figures in plain["per_block"].items()}
+            _check_config(plain["config"])
             values["config"] = ActivationCheckpointingConfig(**plain["config"])
-            return cls(**values)
+            plan = cls(**values)
+            _check_figures(plan)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"plan: this is no plan as Plan.to_dict writes it ({error!r})") from error
+        plan.to_config()  # refuses what is no budget, and what nothing can do with a block
+        return plan
 
     def save_picture(self, path: str | PathLike[str]) -> None:
         """Draw `curve`, memory against what is run again, with the fixed policies and this plan marked on it.
@@ -160,7 +169,7 @@ class Plan:
 
 def _check_format(found: object, values: Mapping[str, Any]) -> None:
     """Refuse a plan whose figures this version would not understand."""
-    if found == _FORMAT:
+    if type(found) is int and found == _FORMAT:  # True and 1.0 are equal to it, and nothing that it writes
         return
     if "blocks" not in values or "config" not in values:
         raise ValueError(f"plan: this is no plan as Plan.to_dict writes it (it has {sorted(values) or 'nothing'})")
@@ -172,10 +181,40 @@ def _check_format(found: object, values: Mapping[str, Any]) -> None:
     )
 
 
+def _check_config(saved: Mapping[str, Any]) -> None:
+    """Refuse settings that the plan itself stands for, and that applying it would pass over."""
+    for name in _OF_THE_PLAN:
+        if name in saved:
+            raise ValueError(
+                f"plan: its config has {name!r}, which would count for nothing: a plan is applied with policy "
+                "'budget', its own blocks and its own budget; take it out, or edit 'blocks'"
+            )
+
+
+def _check_figures(plan: Plan) -> None:
+    """Refuse figures that are no numbers: shown or drawn, they would fail far from where they stand."""
+    records: list[tuple[str, Any]] = [("", plan)]
+    records += [(f"fixed: {name}: ", each) for name, each in plan.fixed.items()]
+    records += [(f"curve: {place}: ", point) for place, point in enumerate(plan.curve)]
+    figures = [
+        (f"{of}{each.name}", getattr(record, each.name), each.type) for of, record in records for each in fields(record)
+    ]
+    figures += [(f"per_block: {name}", figure, int) for name, pair in plan.per_block.items() for figure in pair]
+    for name, value, kind in figures:
+        if kind is int and type(value) is not int:
+            raise ValueError(f"plan: {name}: {value!r} is no whole number, as Plan.to_dict writes it")
+        if kind is float and (type(value) not in (int, float) or not isfinite(value)):
+            raise ValueError(f"plan: {name}: {value!r} is no number, as Plan.to_dict writes it")
+        if kind is str and not isinstance(value, str):
+            raise ValueError(f"plan: {name}: {value!r} is no text, as Plan.to_dict writes it")
+    if (pair := next((pair for pair in plan.per_block.values() if len(pair) != 2), None)) is not None:
+        raise ValueError(f"plan: per_block: {list(pair)} is not two figures, as Plan.to_dict writes them")
+
+
 def _fields(config: ActivationCheckpointingConfig) -> dict[str, Any]:
     """The settings of a config besides policy, budget and plan."""
     plain = asdict(config)
-    for name in ("policy", "memory_budget", "plan", "save"):
+    for name in _OF_THE_PLAN:
         del plain[name]
     return plain
 

@@ -29,7 +29,7 @@ class KeptCalls:
     def __call__(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         if innermost_hooks() is not None:
             return _Aside(), _Aside()
-        self.model.decide()
+        self.model.decide(self.plan)
         region = Region(self.plan, self.plan.decision, None if self.plan.learnt else Observer(self.plan))
         return _Pass(region, self.block, recomputing=False), _Pass(region, self.block, recomputing=True)
 

@@ -105,6 +105,11 @@ class BlockPlan:
     stale: bool = True
     attached: bool = True
 
+    @property
+    def shown(self) -> bool:
+        """Whether a step was watched. That stays so, also while there is something to watch for again."""
+        return bool(self.owners)
+
     def met(self, path: str) -> None:
         """A module ran that has not been watched: watch the steps to come, until it runs again."""
         if path not in self.unseen:
@@ -162,13 +167,14 @@ class BlockPlan:
 class ModelPlan:
     """The plans of the checkpointed blocks, in order: what one block does not use of the budget goes to the next.
 
-    named: the calls that are named in the rules, for these blocks and for those of the model's other parts.
+    named: the calls that are named in the rules, for these blocks and for those of the model's other parts. unjudged:
+    blocks of which those have not been told.
     """
 
     named: NamedCalls = field(default_factory=NamedCalls)
     blocks: list[BlockPlan] = field(default_factory=list)
     costly: set[tuple[str, str]] = field(default_factory=set)
-    told: bool = False
+    unjudged: list[BlockPlan] = field(default_factory=list)
 
     def add(self, name: str, block: nn.Module, rule: SaveRule, *, piece_of: str | None = None) -> BlockPlan:
         """A plan for one more block, or a piece of one, from what its modules tell."""
@@ -185,20 +191,24 @@ class ModelPlan:
             if path and rule.keeps_module(name, path) and not any(inside(path, other) for other in plan.named):
                 plan.named.append(path)
         self.blocks.append(plan)
+        self.unjudged.append(plan)
         self.named.plans.setdefault(piece_of or name, []).append(plan)
         return plan
 
-    def decide(self) -> None:
+    def decide(self, beginning: BlockPlan) -> None:
         """Choose what each block keeps, if a step has shown something new since the last time.
+
+        beginning: the block whose forward is about to run. Once it has shown its calls, that is the forward of a later
+        step, and the blocks that have shown theirs are judged.
 
         Raises:
             ActivationCheckpointingError: a family or an op that is named fits no call.
         """
+        if self.unjudged and beginning.shown and (new := [plan for plan in self.unjudged if plan.shown]):
+            self.named.check(new)
+            self.unjudged = [plan for plan in self.unjudged if not plan.shown]
         if not any(plan.stale for plan in self.blocks):
             return
-        if not self.told and all(plan.learnt for plan in self.blocks):
-            self.named.check(self.blocks)
-            self.told = True
         by_budget = spend([_candidates(plan) if plan.rule.part_of_matmuls else [] for plan in self.blocks])
         for plan, of_the_matmuls in zip(self.blocks, by_budget, strict=True):
             kept = self._named(plan) | of_the_matmuls
