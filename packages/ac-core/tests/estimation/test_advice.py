@@ -16,7 +16,7 @@ from ac_core.advice import FUSED_LOSS
             "optimizer state",
             "(strategy='fsdp2', dp_size=2, or more)",
         ),
-        ({"batch_size": 1, "sequence_length": 8, "strategy": "ddp", "dp_size": 2}, "optimizer state", "(strategy='fsdp2')"),
+        ({"batch_size": 1, "sequence_length": 8, "strategy": "ddp", "dp_size": 2}, "optimizer state", "='fsdp2')"),
     ],
 )
 def test_what_dominates_and_what_would_help(decoder, settings, group, remedy):
