@@ -125,7 +125,8 @@ def test_a_loss_that_is_not_finite_names_what_is_kept_and_what_to_lower(tiny, mo
     (run,) = Path(tiny().run.dir).iterdir()
     assert str(caught.value).replace(str(run), "RUN") == (
         f"the loss is nan at step 4; {KEPT}. Try a smaller optimizer.lr than 0.005 or a smaller "
-        "clip_grad_norm.max_norm than 1; go on with: ac-recipes train tiny.yaml --nproc-per-node 2 --json --optimizer.lr 0.0005 --resume RUN "
+        "clip_grad_norm.max_norm than 1; go on with: ac-recipes train tiny.yaml --nproc-per-node 2 --json "
+        "--optimizer.lr 0.0005 --resume RUN "
         "(the checkpoint is of the step just before and may be spoilt already, its weights grown too large: if the run "
         "fails again, delete it, and --resume takes RUN/checkpoints/step-00000002)"
     )
