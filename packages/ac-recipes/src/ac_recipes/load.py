@@ -84,7 +84,7 @@ class _ModelFields:
         if entry is None:
             return
         written = Structurer(_Written, MistakeLog()).read_recipe(MapNode(entry.node.place, {"config": entry}))
-        if not isinstance(written, _Written) or written.config is None:  # it is no mapping of values: the reader says so
+        if not isinstance(written, _Written) or written.config is None:  # no mapping of values: the reader says so
             return
         try:
             for problem in field_problems(written.config):

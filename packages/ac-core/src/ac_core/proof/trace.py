@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from ac_core.proof.meters import FORMULAS
 from ac_core.region.watch import add_watcher, remove_watcher
 from ac_core.selective.kept import current_kept_call
+from ac_core.sizes import counted
 
 Choice = Literal["SAVE", "RECOMPUTE", "NEITHER", "ALTERNATE"]
 
@@ -77,7 +78,7 @@ class Trace:
                 [traced for traced in calls if traced.decision == which] for which in ("SAVE", "RECOMPUTE", "NEITHER")
             )
             lines.append(
-                f"{decision:9}  {op:55}  {len(calls)} calls: {len(saved)} saved, {len(again)} recomputed, "
+                f"{decision:9}  {op:55}  {counted(len(calls), 'call')}: {len(saved)} saved, {len(again)} recomputed, "
                 f"{len(neither)} neither"
                 f"  {sum(t.nbytes for t in saved) / 2**20:9.2f} of {sum(t.nbytes for t in calls) / 2**20:9.2f} MiB"
                 f"  {sum(t.flops for t in saved) / 1e9:9.3f} of {sum(t.flops for t in calls) / 1e9:9.3f} GFLOP saved"

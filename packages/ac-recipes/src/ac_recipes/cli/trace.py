@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ac_core.sizes import size_text
+from ac_core.sizes import counted, size_text
 from ac_recipes.cli.show import flops, progress, recipe_argument, recipe_to_look_at, uncompiled_note
 from ac_recipes.reader import Override
 from ac_recipes.tables import print_table
@@ -59,6 +59,6 @@ def _totals(ops: "Sequence[TracedOp]") -> str:
     calls = ", ".join(f"{len(several)} {name}" for name, several in chosen.items())
     work = ", ".join(f"{flops(sum(traced.flops for traced in several))} {name}" for name, several in chosen.items())
     return (
-        f"{len(ops)} calls: {calls} (the recompute ends before them)\n"
+        f"{counted(len(ops), 'call')}: {calls} (the recompute ends before them)\n"
         f"{flops(sum(traced.flops for traced in ops))} in the blocks' forward: {work}"
     )
