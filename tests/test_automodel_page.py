@@ -31,7 +31,9 @@ def test_commands_run(capsys, command):
 def test_the_page_shows_what_import_prints(capsys):
     assert len(COMMANDS) == 4
     assert main(["import", "pretrain.yaml"]) == 0
-    assert capsys.readouterr().out.startswith(PRINTED)
+    head, _, recipe = capsys.readouterr().out.partition("\n\n")
+    assert f"{head}\n" == PRINTED
+    assert recipe.startswith("step_scheduler:")
 
 
 def test_the_page_shows_what_is_refused(capsys):

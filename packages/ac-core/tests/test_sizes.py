@@ -1,6 +1,6 @@
 import pytest
 
-from ac_core.sizes import size_text
+from ac_core.sizes import counted, size_text
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,7 @@ def test_the_largest_unit_that_leaves_at_least_one(count, text):
 
 def test_the_sizes_of_a_table_have_one_unit():
     assert [size_text(count, like=2**31) for count in (2**31, 2**20)] == ["2.00 GiB (2.15 GB)", "0.00 GiB (0.00 GB)"]
+
+
+def test_one_is_no_plural():
+    assert [counted(number, "block") for number in (0, 1, 2)] == ["0 blocks", "1 block", "2 blocks"]

@@ -29,7 +29,7 @@ def test_an_unknown_architecture(tiny_file):
     ("setting", "message"),
     [
         ("model.config.hidden_size=wide", "model.config.hidden_size: expected int, got str"),
-        ("model.config.hidden_size=33", "model.config: The hidden size (33) is not a multiple of"),
+        ("model.config.hidden_size=33", "model.config: hidden_size 33 is not a multiple of num_attention_heads 4"),
         ("model.config.dtype=bfloat16", "model.config.dtype: set model.dtype instead"),
         ("model.config={model_type: gpt2, n_embd: 64, hidden_size: 32}", "'hidden_size' is another name of 'n_embd'"),
         ("model.config.max_position_embeddings=8", "dataset.sequence_length: 16 tokens are more than the 8 positions"),

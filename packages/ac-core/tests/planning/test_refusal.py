@@ -7,7 +7,7 @@ import torch
 
 import ac_core
 from ac_core import BudgetError
-from ac_core.advice import FUSED_LOSS, OFFLOADED, SHARDED
+from ac_core.advice import FUSED_LOSS, OFFLOADED, SHARDED, SPREAD
 from ac_core.estimation.assumptions import Setting
 from ac_core.planning.refusal import too_small
 
@@ -31,9 +31,9 @@ def advised(of_decoder):
     ("moment", "setting", "change"),
     [
         (BACKWARD, {"offload": "cpu"}, OFFLOADED),
-        (BACKWARD, {"strategy": "fsdp2", "dp_size": 8}, SHARDED),
+        (BACKWARD, {"strategy": "fsdp2", "dp_size": 8}, SPREAD),
         (LOSS, {"loss": "fused"}, FUSED_LOSS),
-        (STEP, {"strategy": "fsdp2", "dp_size": 8}, SHARDED),
+        (STEP, {"strategy": "fsdp2", "dp_size": 8}, SPREAD),
     ],
 )
 def test_a_setting_is_advised_unless_it_is_so_already(advised, moment, setting, change):
@@ -58,6 +58,9 @@ def test_an_optimizer_without_state_is_not_to_have_less(advised):
 
 def test_what_shards_already_can_have_more_ranks(advised):
     for moment in (BACKWARD, STEP):
+        assert SHARDED in advised(moment, strategy="ddp", dp_size=8).parts
+        for strategy in ("none", "ddp", "fsdp2"):  # one rank has nobody to share with
+            assert "(strategy='fsdp2', dp_size=2, or more)" in str(advised(moment, strategy=strategy))
         assert "more ranks" in str(advised(moment, strategy="fsdp2", dp_size=8))
         assert "more ranks" not in str(advised(moment, strategy="ddp", dp_size=8))
 

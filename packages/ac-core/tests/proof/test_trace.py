@@ -29,11 +29,17 @@ def decoder_like(stack):
 
 def test_full_recomputes_everything_that_is_needed(traced):
     trace = traced("full")
-    assert set(trace.decisions.values()) == {"RECOMPUTE"}
+    ended = {op for op, decision in trace.decisions.items() if decision == "NEITHER"}
+    assert ended == {"aten::add", "aten::mul"}
+    assert {trace.decisions[op] for op in trace.decisions.keys() - ended} == {"RECOMPUTE"}
     last = trace.ops[-1]
-    assert (last.layer, last.op, last.needed) == ("", "aten::add", False)  # the residual, of which nothing is saved
+    assert (last.layer, last.op, last.decision) == ("", "aten::add", "NEITHER")  # the residual: nothing of it is saved
     assert "the recompute ends before it" in last.reason
-    assert all(op.needed for op in trace.ops if op.layer == "up")
+    assert {op.decision for op in trace.ops if op.layer == "up"} == {"RECOMPUTE"}
+    (row,) = [line for line in str(trace).splitlines() if "aten::add " in line]
+    assert row.startswith("NEITHER")
+    count = sum(op.op == "aten::add" for op in trace.ops)
+    assert f"{count} calls: 0 saved, 0 recomputed, {count} neither" in row
 
 
 def test_selective_says_which_calls_are_saved(traced):

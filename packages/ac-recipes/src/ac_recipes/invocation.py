@@ -3,7 +3,7 @@
 import json
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,10 +45,13 @@ class Invocation:
         """Let the ranks that this process starts know it."""
         os.environ[_HANDED_ON] = json.dumps(self.arguments)
 
-    def resume(self, run: Path) -> str:
-        """The command that goes on with the run in the folder `run`."""
+    def resume(self, run: Path, settings: Mapping[str, object] | None = None) -> str:
+        """The command that goes on with the run in the folder `run`; `settings`, by their paths, in place of those that
+        were typed."""
         arguments = without(self.arguments, "--resume", value_may_be_missing=True)
-        return f"{self.prefix} {shlex.join([*arguments, '--resume', str(run)])}"
+        changed = {f"--{path}": str(value) for path, value in (settings or {}).items()}
+        arguments = without(arguments, *changed)
+        return f"{self.prefix} {shlex.join([*arguments, *sum(changed.items(), ()), '--resume', str(run)])}"
 
     def plan(self, budget_bytes: int) -> str:
         """The command that finds a policy for this recipe within `budget_bytes` on one device."""

@@ -1,13 +1,19 @@
 """From what the user named to a recipe that is known to be right."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from ac_recipes.automodel import Translator
 from ac_recipes.data.checks import check_data
+from ac_recipes.errors import UsageError
 from ac_recipes.model_config import check_model_config
-from ac_recipes.model_fields import check_model_fields
+from ac_recipes.model_fields import check_declared_length, field_problems
 from ac_recipes.parallel.fit import check_fit
-from ac_recipes.reader import Override, read_recipe
+from ac_recipes.reader import Override, Problem, RecipeError, read_recipe
+from ac_recipes.reader.mistakes import MistakeLog
+from ac_recipes.reader.nodes import MapNode, place_at
+from ac_recipes.reader.structure import Structurer
 from ac_recipes.recipe import Recipe
 from ac_recipes.shipped import find_recipe
 
@@ -30,7 +36,59 @@ def load_translated(
     name_or_path: str, overrides: Sequence[Override] = (), *, quick: bool = False
 ) -> tuple[Recipe, Translator]:
     """As `load_recipe`, and how a recipe of NeMo AutoModel was translated."""
-    translator = Translator()
-    checks = [check_data, *([check_model_fields] if quick else [check_model_config, check_fit])]
-    recipe = read_recipe(Recipe, find_recipe(name_or_path), overrides, rewrite=translator, checks=checks)
+    translator, model = Translator(), _ModelFields()
+
+    def rewrite(root: MapNode, log: MistakeLog) -> MapNode:
+        model.look_at(tree := translator(root, log))
+        return tree
+
+    def check_model(recipe: Recipe) -> Iterator[Problem]:
+        if quick or model.log.mistakes:
+            yield from check_declared_length(recipe)
+        else:
+            yield from check_model_config(recipe)
+            yield from check_fit(recipe)
+
+    try:
+        recipe = read_recipe(
+            Recipe, find_recipe(name_or_path), overrides, rewrite=rewrite, checks=[check_data, check_model]
+        )
+    except RecipeError as error:
+        model.log.mistakes += error.mistakes
+    if model.log.mistakes:
+        model.log.raise_mistakes()
+    if model.unavailable is not None:
+        raise model.unavailable
     return recipe, translator
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Written:
+    config: dict[str, Any] | None = None
+
+
+class _ModelFields:
+    """What stands against the fields of `model.config` as they were written: a mistake elsewhere in the recipe does not
+    keep it back, and it is worded alike with transformers and without.
+
+    unavailable: why it cannot be told.
+    """
+
+    def __init__(self) -> None:
+        self.log = MistakeLog()
+        self.unavailable: UsageError | None = None
+
+    def look_at(self, root: MapNode) -> None:
+        model = root.entries.get("model")
+        entry = model.node.entries.get("config") if model is not None and isinstance(model.node, MapNode) else None
+        if entry is None:
+            return
+        written = Structurer(_Written, MistakeLog()).read_recipe(MapNode(entry.node.place, {"config": entry}))
+        if not isinstance(written, _Written) or written.config is None:  # no mapping of values: the reader says so
+            return
+        try:
+            for problem in field_problems(written.config):
+                place = place_at(root, problem.path, of_key=problem.at_key)
+                self.log.add(place, problem.path, problem.message, problem.suggestion)
+        except UsageError as error:
+            self.unavailable = error

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from ac_recipes.errors import UsageError
 from ac_recipes.reader import Problem
@@ -52,13 +53,15 @@ class ConfigSource:
     words: set[str] = field(default_factory=set)
 
 
-def check_model_fields(recipe: Recipe) -> Iterator[Problem]:
-    """What can be told of `model.config` without importing transformers."""
-    fields = recipe.model.config
-    if fields is None:  # a pretrained model brings its own, which is seen when it is loaded
+def field_problems(fields: dict[str, Any]) -> Iterator[Problem]:
+    """What can be told of `model.config` without importing transformers.
+
+    Raises:
+        UsageError: transformers is not installed.
+    """
+    known, model_type = architectures(), fields.get("model_type")
+    if not isinstance(model_type, str):  # which the section itself refuses
         return
-    model_type = fields["model_type"]
-    known = architectures()
     if model_type not in known:
         near = get_close_matches(model_type, known, n=1)
         yield Problem(
@@ -89,7 +92,11 @@ def check_model_fields(recipe: Recipe) -> Iterator[Problem]:
                 at_key=True,
             )
     yield from _not_multiples(source, fields)
-    most = fields.get("max_position_embeddings")
+
+
+def check_declared_length(recipe: Recipe) -> Iterator[Problem]:
+    """`check_length` for the positions that `model.config` gives."""
+    most = (recipe.model.config or {}).get("max_position_embeddings")
     if isinstance(most, int):
         yield from check_length(recipe, most)
 

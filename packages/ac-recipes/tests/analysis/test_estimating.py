@@ -1,6 +1,7 @@
 """Estimates of a recipe are those of its real step."""
 
 import pytest
+import torch
 
 from ac_core import apply_activation_checkpointing, remove_activation_checkpointing
 from ac_recipes.analysis.estimating import estimate_policies, stated_assumptions
@@ -40,6 +41,22 @@ def test_images_are_estimated_within_three_percent_of_a_real_step():
     _, peak = step.recorded()
     assert estimates["full"].peak_bytes == pytest.approx(peak, rel=0.03)
     assert not any("padding" in said for said in stated_assumptions(recipe, estimates))  # the batch has its pixels
+
+
+@pytest.mark.parametrize("name", ["smollm2-sft", "smollm2-lora", "llama-3.2-1b-squad"])
+def test_a_pretrained_model_is_estimated_where_neither_weights_nor_data_are(name, monkeypatch):
+    def absent(what, *_):
+        raise AssertionError(f"{what} was looked for")
+
+    for place in ("pretrained.files_of_package", "pretrained.check_hub", "data.records.files_of_package"):
+        monkeypatch.setattr(f"ac_recipes.{place}", absent)
+    overrides = split_overrides(["--model.config.num_hidden_layers=1", "--dataset.sequence_length=32"])[1]
+    recipe = load_recipe(name, overrides)
+    if recipe.peft is not None:
+        pytest.importorskip("peft")
+    estimates = estimate_policies(recipe)
+    embeddings = recipe.model.config["vocab_size"] * recipe.model.config["hidden_size"]
+    assert estimates["full"].parameter_bytes > embeddings * torch.finfo(getattr(torch, recipe.model.dtype)).bits // 8
 
 
 def test_packed_rows_have_more_than_one_example():

@@ -3,6 +3,7 @@
 import errno
 import re
 import resource
+import shlex
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from torch.distributed.checkpoint import CheckpointException
 
 from ac_recipes.errors import LostPeerError, RankError, RunError
 from ac_recipes.invocation import Invocation
-from ac_recipes.training.faults import Faults, is_disk_full, is_out_of_memory
+from ac_recipes.reader import read_recipe, split_overrides
+from ac_recipes.recipe import Recipe
+from ac_recipes.training.faults import Faults, NotFiniteError, is_disk_full, is_out_of_memory
 from ac_recipes.training.manifest import Checkpoint, record_files, write_manifest
 from ac_recipes.training.memory import memory_limit
 from ac_recipes.training.ranks import Ranks
@@ -24,7 +27,7 @@ MACHINE = f"{memory_limit(torch.device('cpu')) / 2**30:.1f} GiB"
 
 
 @pytest.fixture
-def told(tmp_path):
+def told(tmp_path, tiny):
     """The error that a run with a checkpoint of step 3 ends with when `error` is raised in step 4; RUN in place of its
     folder."""
     run = RunFolder(tmp_path)
@@ -32,7 +35,7 @@ def told(tmp_path):
     path.mkdir(parents=True)
     (path / ".metadata").touch()
     write_manifest(Checkpoint(path, 3, 1, None, record_files(path)), path)
-    faults = Faults(run, INVOCATION, Ranks(0, 1, torch.device("cpu")))
+    faults = Faults(run, INVOCATION, Ranks(0, 1, torch.device("cpu")), tiny())
     faults.when = "in step 4"
 
     def of(error):
@@ -121,9 +124,37 @@ def test_a_loss_that_is_not_finite_names_what_is_kept_and_what_to_lower(tiny, mo
         train(tiny(), "tiny", invocation=INVOCATION)
     (run,) = Path(tiny().run.dir).iterdir()
     assert str(caught.value).replace(str(run), "RUN") == (
-        f"the loss is nan at step 4; {KEPT}. Try a smaller optimizer.lr, a longer lr_scheduler.lr_warmup_steps or a "
-        f"smaller clip_grad_norm.max_norm; {GO_ON}"
+        f"the loss is nan at step 4; {KEPT}. Try a smaller optimizer.lr than 0.005 or a smaller "
+        "clip_grad_norm.max_norm than 1; go on with: ac-recipes train tiny.yaml --nproc-per-node 2 --json "
+        "--optimizer.lr 0.0005 --resume RUN "
+        "(the checkpoint is of the step just before and may be spoilt already, its weights grown too large: if the run "
+        "fails again, delete it, and --resume takes RUN/checkpoints/step-00000002)"
     )
+
+
+def test_what_is_advised_against_a_loss_that_is_not_finite_is_not_so_yet_and_leads_elsewhere(tmp_path, tiny):
+    def advised(*settings, step=1):
+        recipe = tiny(*settings)
+        faults = Faults(RunFolder(tmp_path), INVOCATION, Ranks(0, 1, torch.device("cpu")), recipe)
+        return str(faults.explain(NotFiniteError("loss", float("inf"), step)))
+
+    unclipped = advised("clip_grad_norm.max_norm=null")
+    assert unclipped == (
+        "the loss is inf at step 1; no checkpoint was written yet. Try a smaller optimizer.lr than 0.005, a longer "
+        "lr_scheduler.lr_warmup_steps or gradients clipped, which are not (clip_grad_norm.max_norm 1.0); start the run "
+        "anew"
+    )
+    path = tmp_path / "checkpoints" / "step-00000002"
+    path.mkdir(parents=True)
+    (path / ".metadata").touch()
+    write_manifest(Checkpoint(path, 2, 1, None, record_files(path)), path)
+    huge = advised("optimizer.lr=1e30", "lr_scheduler.min_lr=0.5e30", step=5)
+    command, _, after = huge.partition(" (the checkpoint may be spoilt already")
+    assert after.endswith("delete it, and start the run anew, as there is no earlier one)")
+    assert "warmup" not in huge
+    _, overrides = split_overrides(shlex.split(command.partition("--json ")[2].partition(" --resume")[0]))
+    smaller = read_recipe(Recipe, tmp_path / "tiny.yaml", overrides)
+    assert smaller.optimizer.lr == smaller.lr_scheduler.min_lr == 1e29
 
 
 def test_faults_are_found_behind_what_torch_makes_of_them():

@@ -1,6 +1,9 @@
 """The table that a run begins with has a row for whatever a recipe may ask."""
 
+import json
+import re
 from dataclasses import fields
+from io import StringIO
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +12,7 @@ import torch
 from ac_core import Report
 from ac_recipes.parallel.setup import Parallel
 from ac_recipes.recipe import Recipe
+from ac_recipes.tables import table_text
 from ac_recipes.training.batches import BatchPlan
 from ac_recipes.training.console import RunConsole
 from ac_recipes.training.ranks import Ranks
@@ -96,7 +100,7 @@ def test_every_section_is_there(asked, rows):
     shown |= {name: row for name, *row in table if name in ("lora", "tensorboard", "wandb")}
     assert ROWS.keys() == {field.name for field in fields(Recipe)}, "a section without a row"
     assert {name for names in ROWS.values() for name in names} - shown.keys() == set()
-    assert shown["lora"] == [*["dim 2, alpha 32"] * 2, "1 layers (q_proj), dropout 0; no more is trained"]
+    assert shown["lora"] == [*["dim 2, alpha 32"] * 2, "1 layer (q_proj), dropout 0; no more is trained"]
     assert shown["wandb"] == ["offline", "offline", "mine"]
 
 
@@ -111,3 +115,16 @@ def test_what_is_applied_may_differ_from_what_was_asked(asked, rows):
     assert shown["validation"] == ["0.2 of it", shown["validation"][1], "after the last step"]
     assert shown["checkpoints"] == ["every 2 steps"] * 2 + ["the newest 2 are kept, and the best 1"]
     assert shown["largest gradient norm"][1] == "0.5"
+
+
+def test_a_long_list_of_what_a_plan_keeps_is_wrapped_between_names(asked, rows):
+    names = [f"self_attn.{each}_proj" for each in "qkvo"] + ["mlp.gate_proj", "mlp.up_proj", "attention"]
+    plan = json.dumps({"model.layers.0": names, "model.layers.1": "none"})
+    budget = f"{{policy: budget, memory_budget: 1GiB, plan: {plan}}}"
+    shown = rows(asked(f"distributed.activation_checkpointing={budget}", "compile=false"))
+    _, applied, detail = shown["  model.layers.0"]
+    assert detail.startswith("1 block, language, found by ")
+    assert max(map(len, applied.split())) <= len("self_attn.{q_proj,")  # a line may end after each
+    table = table_text(("setting", "asked", "applied", "detail"), [("row", applied, applied, detail * 3)], StringIO())
+    for name in re.findall(r"\w+_proj", " ".join(names)):
+        assert len(re.findall(rf"\b{name}\b", table)) == 2

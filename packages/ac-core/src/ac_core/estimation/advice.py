@@ -1,6 +1,6 @@
 """One sentence on what takes most and what would help most."""
 
-from ac_core.advice import FULL, FUSED_LOSS, OFFLOADED, SELECTIVE, SHARDED, Advice, Change
+from ac_core.advice import FULL, FUSED_LOSS, OFFLOADED, SELECTIVE, Advice, Change, sharded
 from ac_core.estimation.assumptions import Setting
 from ac_core.estimation.categories import (
     ACTIVATIONS,
@@ -66,9 +66,11 @@ def _remedy(simulation: Simulation, setting: Setting, group: str) -> _Parts:
         return ("Smaller FSDP2 units would help most.",)
     if group == _STATE:
         fewer = "or fewer trainable parameters, as with LoRA"
-        if setting.strategy != "fsdp2":
-            return ("Sharding them would help most (", SHARDED, f"), {fewer}.")
-        return (f"More ranks would help most, {fewer}.",)
+        change = sharded(setting.strategy, setting.dp_size)
+        if change is None:
+            return (f"More ranks would help most, {fewer}.",)
+        more = ", or more" if change.dp_size else ""
+        return ("Sharding them would help most (", change, f"{more}), {fewer}.")
     if setting.policy in _KEEP_LESS:
         return _KEEP_LESS[setting.policy]
     return _about_rest(simulation, setting)

@@ -111,8 +111,8 @@ class Estimate:
         shown += [("other", "", self.at_peak[TEMPORARIES]), ("peak", "", peak)]
         lines = [f"estimate: {self.setting}", f"  {'':16}{'needs':>24}{'at the peak':>24}"]
         lines += [f"  {label:16}{needs:>24}{size_text(size, like=peak):>24}" for label, needs, size in shown]
-        useful = self.forward_flops + self.backward_flops
-        share = f", {self.recompute_flops / useful:.1%} of the rest" if useful else ""
+        forward = self.forward_flops
+        share = f", {self.recompute_flops / forward:.1%} of the forward" if forward else ""
         lines.append(f"  peak in {self.peak_moment}; recompute {self.recompute_flops / 1e12:.3g} TFLOP{share}")
         if self.host_bytes:
             link = f"{self.link_seconds * 1e3:.3g} ms out and back"

@@ -1,6 +1,6 @@
 """What is said where no plan is within the budget: by how much, and what would help that is not in use yet."""
 
-from ac_core.advice import FUSED_LOSS, OFFLOADED, SHARDED, Advice, Change
+from ac_core.advice import FUSED_LOSS, OFFLOADED, Advice, Change, sharded
 from ac_core.estimation.assumptions import Setting
 from ac_core.estimation.simulate import Simulation
 from ac_core.sizes import size_text
@@ -44,6 +44,7 @@ def _fewer_tokens(setting: Setting) -> _Parts:
 
 
 def _sharded(setting: Setting) -> _Parts:
-    if setting.strategy == "fsdp2":
+    change = sharded(setting.strategy, setting.dp_size)
+    if change is None:
         return ("more ranks that share parameters and state",)
-    return ("parameters and state sharded over ranks (", SHARDED, ")")
+    return ("parameters and state sharded over ranks (", change, ", or more)" if change.dp_size else ")")

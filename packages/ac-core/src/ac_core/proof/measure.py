@@ -43,8 +43,7 @@ class Usage:
         return asdict(self)
 
     def __str__(self) -> str:
-        useful = self.forward_flops + self.backward_flops
-        share = f" ({self.recompute_flops / useful:.1%} more)" if self.recompute_flops else ""
+        share = f" ({self.recompute_flops / self.forward_flops:.1%} of the forward)" if self.recompute_flops else ""
         host = f", on the host {size_text(self.host_bytes)}" if self.host_bytes else ""
         return (
             f"saved for backward {size_text(self.saved_bytes)}, peak {size_text(self.peak_bytes)}{host}; forward "

@@ -4,7 +4,7 @@ import logging
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -18,8 +18,9 @@ from torch.utils._pytree import tree_leaves
 from ac_core.proof.meters import FORMULAS
 from ac_core.region.watch import add_watcher, remove_watcher
 from ac_core.selective.kept import current_kept_call
+from ac_core.sizes import counted
 
-Choice = Literal["SAVE", "RECOMPUTE", "ALTERNATE"]
+Choice = Literal["SAVE", "RECOMPUTE", "NEITHER", "ALTERNATE"]
 
 _VARIABLE = "NEMO_SELECTIVE_AC_TRACE"
 _LOGGER = logging.getLogger("ac_core.trace")
@@ -32,8 +33,8 @@ class TracedOp:
 
     block, layer: the block, and the module in it that ran the op (empty: the block itself). op: such as `aten::mm`.
     shape, nbytes: of its first output; of all. flops: as torch's flop counter has them, 0 for ops that it leaves out.
-    decision: `SAVE`: the recompute does not run it. `RECOMPUTE`: it does. needed: false where the recompute ended
-    before the op, since nothing behind it is needed. reason: why.
+    decision: `SAVE`: its output is kept, so the recompute does not run it. `RECOMPUTE`: it does. `NEITHER`: the
+    recompute ended before the op, since nothing behind it is needed. reason: why.
     """
 
     block: str
@@ -44,7 +45,6 @@ class TracedOp:
     flops: int
     decision: Choice
     reason: str
-    needed: bool = True
 
 
 class Trace:
@@ -60,11 +60,11 @@ class Trace:
 
     @property
     def decisions(self) -> dict[str, Choice]:
-        """For each unique op: `SAVE`, `RECOMPUTE`, or `ALTERNATE` where it is saved in some calls and not in others."""
+        """For each unique op what becomes of its calls, by `unique_decision`."""
         by_op: dict[str, list[TracedOp]] = {}
         for traced in self.ops:
             by_op.setdefault(traced.op, []).append(traced)
-        return {op: _unique([t for t in several if t.needed] or several) for op, several in by_op.items()}
+        return {op: unique_decision(several) for op, several in by_op.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -74,11 +74,14 @@ class Trace:
         lines = []
         for op, decision in self.decisions.items():
             calls = [traced for traced in self.ops if traced.op == op]
-            saved = [traced for traced in calls if traced.decision == "SAVE"]
+            saved, again, neither = (
+                [traced for traced in calls if traced.decision == which] for which in ("SAVE", "RECOMPUTE", "NEITHER")
+            )
             lines.append(
-                f"{decision:9}  {op:55}  {len(saved)} of {len(calls)} calls saved"
+                f"{decision:9}  {op:55}  {counted(len(calls), 'call')}: {len(saved)} saved, {len(again)} recomputed, "
+                f"{len(neither)} neither"
                 f"  {sum(t.nbytes for t in saved) / 2**20:9.2f} of {sum(t.nbytes for t in calls) / 2**20:9.2f} MiB"
-                f"  {sum(t.flops for t in saved) / 1e9:9.3f} of {sum(t.flops for t in calls) / 1e9:9.3f} GFLOP"
+                f"  {sum(t.flops for t in saved) / 1e9:9.3f} of {sum(t.flops for t in calls) / 1e9:9.3f} GFLOP saved"
             )
         return "\n".join(lines)
 
@@ -114,8 +117,13 @@ def trace_if_asked() -> None:
         _Standing(Trace()).install()
 
 
-def _unique(several: list[TracedOp]) -> Choice:
+def unique_decision(several: Iterable[TracedOp]) -> Choice:
+    """One word for several calls: theirs; `ALTERNATE` where some are saved and some recomputed.
+
+    Calls that are `NEITHER` count only where all are.
+    """
     choices = {traced.decision for traced in several}
+    choices = choices - {"NEITHER"} or choices
     return choices.pop() if len(choices) == 1 else "ALTERNATE"
 
 
@@ -174,7 +182,8 @@ class _Recorder:
             if ran[place]:
                 ran[place] -= 1
             else:
-                traced.needed, traced.reason = False, "nothing behind it is needed: the recompute ends before it"
+                traced.decision = "NEITHER"
+                traced.reason = "nothing behind it is needed: the recompute ends before it"
 
 
 class _Standing(_Recorder):

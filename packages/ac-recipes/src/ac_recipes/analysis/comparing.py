@@ -26,14 +26,14 @@ class Measured:
     """A step under one policy.
 
     peak_bytes: the most alive at once, with model, gradients, optimizer state and batch. saved_bytes: kept from forward
-    to backward. recompute_flops: run again; useful_flops: of forward and backward. loss: of the batch. timeline: of the
+    to backward. recompute_flops: run again; forward_flops: of the forward alone. loss: of the batch. timeline: of the
     memory, under the profiler. seconds: of a step, round by round.
     """
 
     peak_bytes: int
     saved_bytes: int
     recompute_flops: int
-    useful_flops: int
+    forward_flops: int
     loss: float
     timeline: Timeline
     seconds: tuple[float, ...] = ()
@@ -144,7 +144,7 @@ def _counted(step: RepeatableStep, config: ActivationCheckpointingConfig, compil
         peak_bytes=peak,
         saved_bytes=usage.saved_bytes,
         recompute_flops=usage.recompute_flops,
-        useful_flops=usage.forward_flops + usage.backward_flops,
+        forward_flops=usage.forward_flops,
         loss=loss,
         timeline=timeline,
     )

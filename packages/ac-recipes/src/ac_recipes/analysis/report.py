@@ -6,6 +6,7 @@ from html import escape
 
 import torch
 
+from ac_core.sizes import counted
 from ac_recipes.analysis.comparing import ComparedRecipe
 from ac_recipes.analysis.drawing import step_lines
 from ac_recipes.analysis.noise import RULE
@@ -39,7 +40,7 @@ def html_report(name: str, compared: ComparedRecipe, columns: Sequence[str], row
     where = (
         torch.cuda.get_device_name(subject.device)
         if subject.device.type == "cuda"
-        else (f"CPU, {torch.get_num_threads()} threads")
+        else f"CPU, {counted(torch.get_num_threads(), 'thread')}"
     )
     shape = " x ".join(map(str, subject.batch["labels"].shape))
     data = json.dumps(compared.to_dict()).replace("<", "\\u003c")
@@ -63,8 +64,8 @@ def html_report(name: str, compared: ComparedRecipe, columns: Sequence[str], row
 <ul>
 <li>Peak: the most bytes alive at once, with parameters, gradients, optimizer state and batch. Saved: bytes that live
 from forward to backward. Run again: FLOPs of matrix products, convolutions and attention that checkpointing
-repeats.</li>
-<li>Time: the median of {len(next(iter(measured.values())).seconds)} rounds. {escape(RULE)}</li>
+repeats, and how many that is of the forward's.</li>
+<li>Time: the median of {counted(len(next(iter(measured.values())).seconds), "round")}. {escape(RULE)}</li>
 <li>Loss: of the same weights, batch and random numbers under every policy.</li>
 </ul>
 <h2>Memory of a step</h2>

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ac_core import Trace, TracedOp, trace_decisions
+from ac_core.proof.trace import unique_decision
 from ac_recipes.analysis.applying import applied
 from ac_recipes.analysis.planning import with_plan
 from ac_recipes.analysis.policies import asked_policy
@@ -16,7 +17,7 @@ from ac_recipes.recipe import Recipe
 class OpRow:
     """Calls of one op, of one output shape, by one layer in blocks next to one another.
 
-    decision: `SAVE`, `RECOMPUTE`, or `ALTERNATE` where some calls are saved and some are not. nbytes, flops: of all.
+    decision: as `unique_decision` of ac-core sums them up. nbytes, flops: of all.
     reason: of the first.
     """
 
@@ -49,10 +50,12 @@ def trace_recipe(recipe: Recipe) -> Trace:
 
 
 def summary(ops: Iterable[TracedOp]) -> list[OpRow]:
-    """One row for each op and layer over all blocks, in the order of the first."""
+    """One row for each op and layer over all blocks, in the order of the first; calls that are neither saved nor
+    recomputed have a row of their own, so that the rows of a decision add up."""
     groups: dict[tuple[object, ...], list[TracedOp]] = {}
     for traced in ops:
-        groups.setdefault((_indexless(traced.block), traced.layer, traced.op, traced.shape), []).append(traced)
+        key = (_indexless(traced.block), traced.layer, traced.op, traced.shape, traced.decision == "NEITHER")
+        groups.setdefault(key, []).append(traced)
     return [_row(several) for several in groups.values()]
 
 
@@ -60,13 +63,12 @@ def _row(several: list[TracedOp]) -> OpRow:
     first = several[0]
     names = list(dict.fromkeys(traced.block for traced in several))
     last_index = names[-1].rpartition(".")[2]
-    decisions = {traced.decision for traced in several}
     return OpRow(
         blocks=first.block if len(names) == 1 else f"{first.block}-{last_index} ({len(names)})",
         layer=first.layer,
         op=first.op,
         shape=first.shape,
-        decision=decisions.pop() if len(decisions) == 1 else "ALTERNATE",
+        decision=unique_decision(several),
         calls=len(several),
         nbytes=sum(traced.nbytes for traced in several),
         flops=sum(traced.flops for traced in several),

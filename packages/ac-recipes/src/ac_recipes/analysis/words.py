@@ -18,13 +18,23 @@ _INSIDE = {
     "offload": "distributed: {{activation_checkpointing: {{offload: {}}}}}",
 }
 """Where checkpointing has settings of its own."""
+_OFF = {"offload": "distributed: {{activation_checkpointing: {{policy: full, offload: {}}}}}"}
+"""Where it is off: there are no inputs to move unless it is turned on."""
 
 
 def words_for(recipe: Recipe) -> Callable[[Change], str]:
     """How to say a change to this recipe: the setting with its section, as YAML on one line."""
-    inside = isinstance(recipe.distributed.activation_checkpointing, ActivationCheckpointingConfig)
-    return partial(_said, _PLACES | _INSIDE if inside else _PLACES)
+    distributed = recipe.distributed
+    places = dict(_PLACES)
+    if isinstance(distributed.activation_checkpointing, ActivationCheckpointingConfig):
+        places |= _INSIDE
+    if distributed.checkpointing.policy == "none":
+        places |= _OFF
+    return partial(_said, places, distributed.strategy)
 
 
-def _said(places: dict[str, str], change: Change) -> str:
-    return places[change.setting].format(change.value)
+def _said(places: dict[str, str], strategy: str, change: Change) -> str:
+    if change.dp_size is None:
+        return places[change.setting].format(change.value)
+    other = "" if change.value == strategy else f"strategy: {change.value}, "
+    return f"distributed: {{{other}dp_size: {change.dp_size}}}, in train --nproc-per-node {change.dp_size}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ac_core.sizes import size_text
+from ac_core.sizes import counted, size_text
 from ac_recipes.analysis.policies import parse_budget_argument
 from ac_recipes.cli.show import (
     check_output,
@@ -25,7 +25,7 @@ from ac_recipes.tables import print_table
 if TYPE_CHECKING:
     from ac_recipes.analysis.comparing import ComparedRecipe
 
-_COLUMNS = ("policy", "peak", "saved", "step", "against none", "run again", "loss", "loss - none")
+_COLUMNS = ("policy", "peak", "saved", "step", "against none", "run again (of forward)", "loss", "loss - none")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +84,7 @@ def _row(compared: "ComparedRecipe", policy: str) -> tuple[str, ...]:
     measured = compared.measured[policy]
     none = compared.measured.get("none")
     difference = compared.loss_difference(policy)
-    share = f" ({measured.recompute_flops / measured.useful_flops:.1%})" if measured.recompute_flops else ""
+    share = f" ({measured.recompute_flops / measured.forward_flops:.1%})" if measured.recompute_flops else ""
     if none is None or policy == "none":
         against = ""
     else:
@@ -113,9 +113,9 @@ def _show(recipe: str, compared: "ComparedRecipe", rows: list[tuple[str, ...]], 
     where = compared.subject.device.type
     print(f"{recipe}: a whole training step on {shape} tokens, {where}, {compiled_text(compared)}\n")
     print_table(_COLUMNS, rows, numbers=_COLUMNS[1:])
-    print(f"\ntime: median of {rounds} rounds. {RULE}")
+    print(f"\ntime: median of {counted(rounds, 'round')}. {RULE}")
     if rounds < LEAST_ROUNDS:
-        print(f"{rounds} rounds are too few to tell: give --rounds {LEAST_ROUNDS} or more")
+        print(f"{counted(rounds, 'round')}: too few to tell; give --rounds {LEAST_ROUNDS} or more")
     if compared.failed:
         print("out of memory: ac-recipes estimate RECIPE tells what that needs")
     print(f"report: {path}")

@@ -35,7 +35,16 @@ _FIGURES = (
     "loss_bytes",
     "recompute_flops",
 )
-_COLUMNS = ("policy", "peak", "parameters", "gradients", "optimizer", "activations", "head and loss", "run again")
+_COLUMNS = (
+    "policy",
+    "peak",
+    "parameters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "head and loss",
+    "run again (of forward)",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,8 +110,7 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
 
 def _row(name: str, found: "Estimate", own: str, sizes: Sizes) -> tuple[str, ...]:
     bytes_of = [sizes(getattr(found, field)) for field in _FIGURES[:-1]]
-    useful = found.forward_flops + found.backward_flops
-    share = f" ({found.recompute_flops / useful:.1%})" if found.recompute_flops else ""
+    share = f" ({found.recompute_flops / found.forward_flops:.1%})" if found.recompute_flops else ""
     return (f"{name} *" if name == own else name, *bytes_of, flops(found.recompute_flops) + share)
 
 

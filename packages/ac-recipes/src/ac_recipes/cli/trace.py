@@ -3,11 +3,15 @@
 import argparse
 import json
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from ac_core.sizes import size_text
+from ac_core.sizes import counted, size_text
 from ac_recipes.cli.show import flops, progress, recipe_argument, recipe_to_look_at, uncompiled_note
 from ac_recipes.reader import Override
 from ac_recipes.tables import print_table
+
+if TYPE_CHECKING:
+    from ac_core import TracedOp
 
 _NOT_COMPILED = "compiled code has no calls to watch one by one; it keeps and runs again what the compiler decides"
 
@@ -42,12 +46,19 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
     print_table(columns, [cells(row) for row in rows], numbers=("calls", "bytes", "FLOPs"))
     print("\neach op, over all layers:")
     print(trace)
-    saved = [traced for traced in trace.ops if traced.decision == "SAVE"]
-    again = [traced for traced in trace.ops if traced.decision != "SAVE" and traced.needed]
-    print(
-        f"\n{len(saved)} of {len(trace.ops)} calls saved; {flops(sum(traced.flops for traced in again))} of "
-        f"{flops(sum(traced.flops for traced in trace.ops))} of the blocks' forward run again"
-    )
+    print(f"\n{_totals(trace.ops)}")
     if note := uncompiled_note(recipe, _NOT_COMPILED):
         print(note)
     return 0
+
+
+def _totals(ops: "Sequence[TracedOp]") -> str:
+    """How many calls, and how much of the work of the forward, each decision has: they add up to all."""
+    names = {"SAVE": "saved", "RECOMPUTE": "run again", "NEITHER": "neither"}
+    chosen = {name: [traced for traced in ops if traced.decision == decision] for decision, name in names.items()}
+    calls = ", ".join(f"{len(several)} {name}" for name, several in chosen.items())
+    work = ", ".join(f"{flops(sum(traced.flops for traced in several))} {name}" for name, several in chosen.items())
+    return (
+        f"{counted(len(ops), 'call')}: {calls} (the recompute ends before them)\n"
+        f"{flops(sum(traced.flops for traced in ops))} in the blocks' forward: {work}"
+    )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
+from ac_core.sizes import counted
 from ac_recipes.data.config import VALIDATION_FRACTION, DatasetConfig, TextDatasetConfig
 from ac_recipes.data.encode import encode_records
 from ac_recipes.data.examples import Examples, Padded, Shifted
@@ -133,7 +134,7 @@ def _prepared(
         )
     rows = _rows(train, recipe.dataset, recipe, tokenizer)
     if isinstance(rows, Packed):
-        notes.append(f"packed into {len(rows)} rows of {rows.size}, {rows.fill:.0%} full")
+        notes.append(f"packed into {counted(len(rows), 'row')} of {rows.size}, {rows.fill:.0%} full")
     return Prepared(
         train=rows,
         validation=_rows(validation, recipe.validation_dataset or recipe.dataset, recipe, tokenizer),

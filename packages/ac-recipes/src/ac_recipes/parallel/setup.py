@@ -16,6 +16,7 @@ from ac_core import (
     Report,
     apply_activation_checkpointing,
 )
+from ac_core.sizes import counted
 from ac_moe import MoEConfig
 from ac_recipes.errors import UsageError
 from ac_recipes.parallel.compiling import compile_blocks
@@ -126,7 +127,7 @@ class DistributedSetup:
             experts, dispatcher = share_experts(model, backend, meshes, checkpointing=on)
             context_fn = experts.context_fn
             copies = layout.dp // layout.ep
-            held = f"{len(experts.layers)} layers, each rank 1/{layout.ep} of the experts, {copies} x each"
+            held = f"{counted(len(experts.layers), 'layer')}, each rank 1/{layout.ep} of the experts, {copies} x each"
             rows.append(("experts", backend.dispatcher, dispatcher, f"{held}; {backend.experts}"))
             cache = backend.dispatcher_recompute_cache
             rows.append(("dispatcher recompute cache", cache, cache, "kept of each MoE layer for its recompute"))
@@ -138,7 +139,7 @@ class DistributedSetup:
             raise UsageError(f"distributed.activation_checkpointing: {error}") from error
         if self.compile is not None:
             count = compile_blocks(model, self.compile)
-            rows.append(("compile", str(self.compile), str(self.compile), f"{count} blocks, one by one"))
+            rows.append(("compile", str(self.compile), str(self.compile), f"{counted(count, 'block')}, one by one"))
         if meshes.dense is None:
             wrapped: nn.Module = model
         elif isinstance(self.config, FSDP2Config):

@@ -2,7 +2,7 @@
 
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -11,8 +11,10 @@ from torch.distributed.checkpoint import CheckpointException
 from ac_core import ActivationCheckpointingError, RecomputeMismatchError
 from ac_recipes.errors import LostPeerError, RankError, RunError, UsageError
 from ac_recipes.invocation import Invocation
+from ac_recipes.recipe import Recipe
 from ac_recipes.training.checkpoint import whole_checkpoints
 from ac_recipes.training.memory import memory_limit
+from ac_recipes.training.optimizer import warmup_steps
 from ac_recipes.training.ranks import Ranks
 from ac_recipes.training.run_folder import RunFolder
 
@@ -29,6 +31,7 @@ class NotFiniteError(ArithmeticError):
 
     def __init__(self, what: str, value: float, step: int) -> None:
         super().__init__(f"the {what} is {value} at step {step}")
+        self.step = step
 
 
 class Faults:
@@ -38,12 +41,13 @@ class Faults:
     unsaved: why what was trained since the newest checkpoint could not be saved, where that was tried.
     """
 
-    def __init__(self, run: RunFolder, invocation: Invocation, ranks: Ranks) -> None:
+    def __init__(self, run: RunFolder, invocation: Invocation, ranks: Ranks, recipe: Recipe) -> None:
         self.when = "while the run was set up"
         self.unsaved: str | None = None
         self._run = run
         self._invocation = invocation
         self._ranks = ranks
+        self._recipe = recipe
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -67,10 +71,7 @@ class Faults:
         if isinstance(error, RunError) or (isinstance(error, UsageError) and not is_out_of_memory(error)):
             return None
         if isinstance(error, NotFiniteError):
-            return RunError(
-                f"{error}; {self.kept()}. Try a smaller optimizer.lr, a longer lr_scheduler.lr_warmup_steps or a "
-                f"smaller clip_grad_norm.max_norm; {self.go_on()}"
-            )
+            return RunError(self._not_finite(error))
         if is_out_of_memory(error):
             return RankError(self._out_of_memory(error))
         if any(text in str(error) for text in _LOST_PEER_TEXT):
@@ -96,11 +97,26 @@ class Faults:
         newest = f"the newest checkpoint is {saved[-1].path}" if saved else "no checkpoint was written yet"
         return newest if self.unsaved is None else f"{newest} (the steps since could not be saved: {self.unsaved})"
 
-    def go_on(self) -> str:
-        """How to go on from there."""
+    def go_on(self, settings: Mapping[str, object] | None = None) -> str:
+        """How to go on from there, with `settings` in place of the run's."""
         if not whole_checkpoints(self._run.checkpoints):
             return "start the run anew"
-        return f"go on with: {self._invocation.resume(self._run.path)}"
+        return f"go on with: {self._invocation.resume(self._run.path, settings)}"
+
+    def _not_finite(self, error: NotFiniteError) -> str:
+        """The command goes on with a smaller learning rate: the same one would lead to the same step."""
+        remedies, settings = _calmer(self._recipe, error.step)
+        said = f"{error}; {self.kept()}. Try {remedies}; {self.go_on(settings)}"
+        saved = whole_checkpoints(self._run.checkpoints)
+        if not saved:
+            return said
+        why = "is of the step just before and " if saved[-1].step == error.step - 1 else ""
+        none = "start the run anew, as there is no earlier one"
+        earlier = f"--resume takes {saved[-2].path}" if len(saved) > 1 else none
+        return (
+            f"{said} (the checkpoint {why}may be spoilt already, its weights grown too large: if the run fails again, "
+            f"delete it, and {earlier})"
+        )
 
     def _not_as_asked(self, error: BaseException) -> RunError | None:
         """What only a step can show of the recipe: a name of what is to be kept fits no call."""
@@ -116,6 +132,23 @@ class Faults:
             f"out of memory {where} ({limit / _GIB:.1f} GiB), {self.when}: {reason_of(error)}; {self.kept()}. Find "
             f"what fits with: {self._invocation.plan(limit)}"
         )
+
+
+def _calmer(recipe: Recipe, step: int) -> tuple[str, dict[str, float]]:
+    """What keeps updates smaller than they were up to `step`, in words, and the settings of the first of these."""
+    lr, norm, rates = recipe.optimizer.lr, recipe.clip_grad_norm.max_norm, recipe.lr_scheduler
+    settings = {"optimizer.lr": float(f"{lr / 10:.3g}")}
+    if rates.min_lr > settings["optimizer.lr"]:
+        settings["lr_scheduler.min_lr"] = settings["optimizer.lr"]
+    remedies = [f"a smaller optimizer.lr than {lr:g}"]
+    if step <= warmup_steps(recipe.step_scheduler.max_steps, rates):
+        remedies.append("a longer lr_scheduler.lr_warmup_steps")
+    remedies.append(
+        "gradients clipped, which are not (clip_grad_norm.max_norm 1.0)"
+        if norm is None
+        else f"a smaller clip_grad_norm.max_norm than {norm:g}"
+    )
+    return f"{', '.join(remedies[:-1])} or {remedies[-1]}", settings
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,5 +1,6 @@
 """Building the model that a recipe describes."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -89,5 +90,14 @@ def _check_expected(fields: dict[str, Any], found: PreTrainedConfig, name: str) 
     expected, default = transformers_config(fields).to_dict(), AutoConfig.for_model(model_type).to_dict()
     for field, value in expected.items():
         other = getattr(found, field, None)
-        if (field in fields or value != default.get(field)) and value != other:
+        if (field in fields or value != default.get(field)) and not _is_same(value, other):
             raise UsageError(f"model.config: the recipe says {field} = {value!r}, but in {name} it is {other!r}")
+
+
+def _is_same(expected: Any, found: Any) -> bool:
+    """Whether two values of a field are one. A GGUF file has its floats in 32 bits: 1e-5 comes back as 9.9999997e-6."""
+    if isinstance(expected, dict) and isinstance(found, dict):
+        return expected.keys() == found.keys() and all(_is_same(expected[key], found[key]) for key in expected)
+    if isinstance(expected, float) and isinstance(found, (int, float)):
+        return math.isclose(expected, found, rel_tol=2**-23)
+    return bool(expected == found)

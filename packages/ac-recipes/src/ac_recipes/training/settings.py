@@ -1,7 +1,10 @@
 """The rows of the asked -> applied table: at least one for every section of the recipe."""
 
+import re
+
 import torch
 
+from ac_core.sizes import counted
 from ac_recipes.data.config import VALIDATION_FRACTION, DatasetConfig, TextDatasetConfig
 from ac_recipes.data.packing import Packed
 from ac_recipes.data.prepare import Prepared
@@ -31,23 +34,24 @@ def settings_table(  # noqa: PLR0917 - one argument for every part of the run th
         (
             "activation checkpointing",
             report.policy,
-            " + ".join(sorted(applied)) or "none",
-            f"{len(report.applied_blocks)} of {total} blocks, scope {', '.join(report.scope)}",
+            _breakable(" + ".join(sorted(applied))) or "none",
+            f"{len(report.applied_blocks)} of {counted(total, 'block')}, scope {', '.join(report.scope)}",
         )
     ]
     rows += [
         (
             f"  {group.label}",
-            group.asked,
-            group.applied,
-            f"{len(group.blocks)} blocks, {group.part}, found by {group.why}{'; ' * bool(group.reason)}{group.reason}",
+            _breakable(group.asked),
+            _breakable(group.applied),
+            f"{counted(len(group.blocks), 'block')}, {group.part}, found by {group.why}"
+            f"{'; ' * bool(group.reason)}{group.reason}",
         )
         for group in report.groups
     ]
     rows += [("  ", "", "", note) for note in report.notes]
     rows += [*parallel.rows, *_model(recipe, parallel), _loss(recipe, ranks.device), *_batch(recipe, plan)]
     rows += [*_steps(recipe, data), _vocabulary(recipe, data), *_data(recipe, data), *_kept(recipe)]
-    device = f"{torch.get_num_threads()} threads" if ranks.device.type == "cpu" else torch.cuda.get_device_name()
+    device = counted(torch.get_num_threads(), "thread") if ranks.device.type == "cpu" else torch.cuda.get_device_name()
     rows.append(("device", "auto", ranks.device.type, f"{device}; mem = {memory.source}"))
     rows.append(("dtype", recipe.model.dtype, recipe.model.dtype, "parameters, gradients and computation"))
     return rows
@@ -74,15 +78,16 @@ def _data(recipe: Recipe, data: Prepared) -> list[Row]:
     else:
         fraction = config.validation_fraction
         asked = f"{VALIDATION_FRACTION if fraction is None else fraction:g} of it"
-    when = "after the last step" if every is None else f"every {every} steps"
-    return [*rows, ("validation", asked, f"{len(data.validation)} rows", when if len(data.validation) else "never")]
+    held_out = len(data.validation)
+    when = "never" if not held_out else "after the last step" if every is None else _every(every)
+    return [*rows, ("validation", asked, counted(held_out, "row"), when)]
 
 
 def _source(config: DatasetConfig) -> str:
     if isinstance(config, DigitsDatasetConfig):
         return config.kind
     if isinstance(config, TextDatasetConfig):
-        return config.text if isinstance(config.text, str) else f"{len(config.text)} files"
+        return config.text if isinstance(config.text, str) else counted(len(config.text), "file")
     return config.sources[0] if len(config.sources) == 1 else f"{len(config.sources)} files"
 
 
@@ -99,7 +104,8 @@ def _model(recipe: Recipe, parallel: Parallel) -> list[Row]:
         said = f"dim {lora.dim}, alpha {lora.alpha}"
         layers = sum("lora_A" in name for name, _ in model.named_parameters())
         modules = lora.target_modules if isinstance(lora.target_modules, str) else ", ".join(lora.target_modules)
-        rows.append(("lora", said, said, f"{layers} layers ({modules}), dropout {lora.dropout:g}; no more is trained"))
+        where = f"{counted(layers, 'layer')} ({modules})"
+        rows.append(("lora", said, said, f"{where}, dropout {lora.dropout:g}; no more is trained"))
     return rows
 
 
@@ -108,7 +114,7 @@ def _steps(recipe: Recipe, data: Prepared) -> list[Row]:
     steps = limited(schedule, len(data.train)).max_steps
     epochs = f"num_epochs {schedule.num_epochs} ends it" if steps < schedule.max_steps else ""
     decay = "" if rates.lr_decay_style == "constant" else f", then down to {rates.min_lr:g}"
-    warm_up = f"{optimizer.lr:g} after a warm-up of {warmup_steps(steps, rates)} steps{decay}"
+    warm_up = f"{optimizer.lr:g} after a warm-up of {counted(warmup_steps(steps, rates), 'step')}{decay}"
     betas = " and ".join(f"{beta:g}" for beta in optimizer.betas)
     decayed = f"betas {betas}; weight decay {optimizer.weight_decay:g} of matrices"
     norm = recipe.clip_grad_norm.max_norm
@@ -124,7 +130,7 @@ def _steps(recipe: Recipe, data: Prepared) -> list[Row]:
 
 def _kept(recipe: Recipe) -> list[Row]:
     config, every = recipe.checkpoint, recipe.step_scheduler.ckpt_every_steps
-    asked = "none" if not config.enabled else "after the last step" if every is None else f"every {every} steps"
+    asked = "none" if not config.enabled else "after the last step" if every is None else _every(every)
     kept = "all are kept" if config.keep_last is None else f"the newest {config.keep_last} are kept"
     best = f", and the best {config.keep_best}" * bool(config.keep_best)
     rows = [("checkpoints", asked, asked, f"{kept}{best}" if config.enabled else "the run cannot be resumed")]
@@ -133,6 +139,15 @@ def _kept(recipe: Recipe) -> list[Row]:
     if (wandb := recipe.wandb) is not None:
         rows.append(("wandb", wandb.mode or "on", wandb.mode or "on", wandb.project))
     return rows
+
+
+def _every(steps: int) -> str:
+    return "every step" if steps == 1 else f"every {steps} steps"
+
+
+def _breakable(names: str) -> str:
+    """With a space after every comma, where a line may end: a long list is wrapped between names, not inside of one."""
+    return re.sub(r",(?=\S)", ", ", names)
 
 
 def _loss(recipe: Recipe, device: torch.device) -> Row:
@@ -147,10 +162,9 @@ def _loss(recipe: Recipe, device: torch.device) -> Row:
 def _batch(recipe: Recipe, plan: BatchPlan) -> list[Row]:
     schedule = recipe.step_scheduler
     size = str(schedule.global_batch_size)
-    ranks = "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks"
-    shares = f"{ranks} x {plan.accumulation} accumulated x {plan.local}"
+    shares = f"{counted(plan.world_size, 'rank')} x {plan.accumulation} accumulated x {plan.local}"
     shrunk = "" if plan.local == schedule.local_batch_size else "all that a rank has of a global batch"
     return [
-        ("global batch", size, size, f"{shares} sequences of {recipe.row_length} tokens"),
+        ("global batch", size, size, f"{shares} sequences of {counted(recipe.row_length, 'token')}"),
         ("local batch", str(schedule.local_batch_size), str(plan.local), shrunk),
     ]

@@ -67,7 +67,7 @@ def train(
         plan = preflight(recipe, ranks.world_size)
         recipe = recipe_to_train(recipe, ranks)
         run = open_run(recipe, name, resume, ranks, console)
-        faults = Faults(run, invocation, ranks)
+        faults = Faults(run, invocation, ranks, recipe)
         stack.enter_context(faults.explained())
         data = prepare(recipe, run, ranks, resumed=resume is not None)
         model, frozen = trainable_model(recipe, data, ranks.device)
