@@ -26,6 +26,7 @@ def tell(model, config, **options):
     Path(FOLDER, f"applied{rank}.json").write_text(json.dumps(config.plan))
     return apply(model, config, **options)
 
+planning.check_device = lambda *_: None  # the cards are not really there
 planning.make_plan, setup.apply_activation_checkpointing = plan_elsewhere, tell
 """
 

@@ -169,20 +169,22 @@ def test_faults_are_found_behind_what_torch_makes_of_them():
 
 
 def test_memory_that_is_really_not_there_is_told(tiny, monkeypatch):
-    """The address space is limited to little more than the run has; the first batch needs much more."""
+    """The address space is limited to little more than the run has. The first batch needs tensors too large for what
+    earlier tests have left free in the heap."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     microbatches = Trainer.microbatches
 
     def limited(self):
+        large = [{name: values.repeat(64, 1) for name, values in batch.items()} for batch in microbatches(self)]
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + 2**27, hard))
-        return microbatches(self)
+        return large
 
     monkeypatch.setattr(Trainer, "microbatches", limited)
-    large = ("step_scheduler.global_batch_size=4096", "step_scheduler.local_batch_size=4096")
+    sizes = ("step_scheduler.global_batch_size=4096", "step_scheduler.local_batch_size=4096")
     try:
         with pytest.raises(RankError) as caught:
-            train(tiny(*large), "tiny", invocation=INVOCATION)
+            train(tiny(*sizes), "tiny", invocation=INVOCATION)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     assert re.match(r"out of memory for this process \(\d+\.\d GiB\), in step 1: .*allocate", str(caught.value))
