@@ -3,13 +3,17 @@
 import pytest
 import torch
 
+import ac_core
 from ac_core.estimation import losses
 from ac_loss.backends.torch_backend import chunking
+from ac_recipes.analysis.subject import step_settings
 
 pytest.importorskip("transformers")
 
 from tools.estimate.accuracy import CASES, DTYPES, Case, compare
 from tools.estimate.guide import ROWS, VARIANTS, predicted
+from tools.estimate.plans import Shipped
+from tools.estimate.recipe_step import real_step
 
 SAMPLE = [
     (Case("Llama", "selective"), "fp32"),
@@ -31,6 +35,15 @@ def test_the_sample_is_of_the_comparison():
 @pytest.mark.parametrize(("case", "dtype"), SAMPLE, ids=str)
 def test_predicted_peaks_are_within_three_percent(case, dtype):
     assert abs(compare(case, dtype).error) < 0.03
+
+
+@pytest.mark.parametrize("dispatcher", ["hybridep", "alltoall"])
+def test_ranks_that_share_experts_take_what_was_predicted(dispatcher):
+    recipe = Shipped("qwen3-moe", (f"--model.backend.dispatcher={dispatcher}",), ranks=2).load()
+    settings = step_settings(recipe, device="cpu", kernels="plain")
+    predicted = ac_core.estimate(policy=recipe.distributed.checkpointing, **settings)
+    for measured in real_step(recipe, 2, route="evenly"):
+        assert predicted.peak_bytes == pytest.approx(measured.peak, rel=0.01)
 
 
 def test_chunks_are_those_of_the_fused_loss():

@@ -12,17 +12,18 @@ from ac_recipes.errors import UsageError
 from ac_recipes.load import load_recipe
 from ac_recipes.reader import split_overrides
 from ac_recipes.recipe import Recipe
-from tools.estimate.recipe_step import real_peaks
+from tools.estimate.recipe_step import Route, busiest_load, real_step
 
 
 @dataclass(frozen=True)
 class Shipped:
-    """A recipe, and what is changed so that a CPU can run it. ranks: processes. random: see `real_peaks`."""
+    """A recipe, and what is changed so that a CPU can run it. ranks: processes. random, route: see `real_step`."""
 
     name: str
     overrides: tuple[str, ...] = ()
     ranks: int = 1
     random: bool = False
+    route: Route = "evenly"
 
     def load(self) -> Recipe:
         return load_recipe(self.name, split_overrides(list(self.overrides))[1])
@@ -47,6 +48,7 @@ RECIPES = [
     Shipped("vlm-digits"),
     Shipped("qwen3-moe", ("--distributed.ep_size=1", "--model.backend=null")),
     Shipped("qwen3-moe", ranks=2),
+    Shipped("qwen3-moe", ranks=2, route="weights"),
     Shipped("smollm2-sft", _SMALL_SMOLLM2, random=True),
     Shipped("smollm2-lora", _SMALL_SMOLLM2, random=True),
     Shipped("llama-3.2-1b-squad", _SMALL_LLAMA, random=True),
@@ -55,9 +57,11 @@ RECIPES = [
 
 @dataclass(frozen=True)
 class Applied:
-    """A plan, the predicted peak of `full`, and the peaks of the step under the plan, by rank; in bytes."""
+    """A plan, the predicted peak of `full`, and the peaks of the step under the plan, by rank; in bytes. load: of the
+    busiest rank, where ranks share experts."""
 
     shipped: Shipped
+    load: float | None
     plan: Plan
     full: int
     real: list[int]
@@ -71,26 +75,32 @@ class Applied:
 def apply_plan(shipped: Shipped) -> Applied:
     """Plan at a budget in the middle between the peaks of `none` and `full`, apply, measure.
 
+    Where weights route tokens to experts of several ranks, the plan is for the load that a step shows.
+
     Raises:
         UsageError: a package that the recipe names is not here.
     """
     recipe = shipped.load()
-    settings = step_settings(recipe, device="cpu", kernels="plain")
+    load = None
+    if recipe.distributed.ep_size > 1:
+        load = 1.0 if shipped.route == "evenly" else busiest_load(real_step(recipe, shipped.ranks))
+    settings = step_settings(recipe, device="cpu", kernels="plain", expert_load=load)
     fixed = {name: config for name, config in policies(recipe).items() if name in ("none", "full")}
     found = {name: ac_core.estimate(policy=config, **settings).peak_bytes for name, config in fixed.items()}
     budget = budget_policy(recipe.distributed.checkpointing, (found["none"] + found["full"]) // 2)
-    plan = make_plan(recipe, budget, device="cpu")
+    plan = make_plan(recipe, budget, device="cpu", expert_load=load)
     planned = planned_recipe(recipe, plan)
     if shipped.random:
         planned = replace(planned, model=replace(planned.model, pretrained_model_name_or_path=None))
-    return Applied(shipped, plan, found["full"], real_peaks(planned, shipped.ranks, random=shipped.random))
+    measured = real_step(planned, shipped.ranks, random=shipped.random, route=shipped.route)
+    return Applied(shipped, load, plan, found["full"], [rank.peak for rank in measured])
 
 
 def table(recipes: Iterable[Shipped], say: Callable[[str], None]) -> str:
     """Markdown. `say` is told of progress, and of recipes that cannot be run here."""
     lines = [
-        "| recipe | ranks | none MB | full MB | budget MB | predicted MB | real MB | difference |",
-        "|--|--:|--:|--:|--:|--:|--:|--:|",
+        "| recipe | ranks | load | none MB | full MB | budget MB | predicted MB | real MB | difference |",
+        "|--|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for shipped in recipes:
         say(shipped.name)
@@ -101,10 +111,11 @@ def table(recipes: Iterable[Shipped], say: Callable[[str], None]) -> str:
             continue
         plan = done.plan
         sizes = (plan.none_peak_bytes, done.full, plan.budget_bytes, plan.peak_bytes)
+        load = "" if done.load is None else f"{done.load:.2f}"
         real = ", ".join(f"{size / 1e6:.2f}" for size in done.real)
         lines.append(
-            f"| {shipped.name} | {shipped.ranks} | {' | '.join(f'{size / 1e6:.2f}' for size in sizes)} | {real} | "
-            f"{done.error:+.2%} |"
+            f"| {shipped.name} | {shipped.ranks} | {load} | {' | '.join(f'{size / 1e6:.2f}' for size in sizes)} | "
+            f"{real} | {done.error:+.2%} |"
         )
         say(f"{lines[-1]}\n{plan}")
     return "\n".join(lines)

@@ -1,11 +1,14 @@
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ac_core import ActivationCheckpointingError
 from ac_core.estimation import fake
 from ac_core.estimation.fake import NEEDS_VALUES, KnownValues, count_experts, fake_batch, fake_mode, fake_model
+from ac_core.estimation.ranks import simulated_ranks
+from ac_core.estimation.routing import Routing
 
 
 def test_integers_of_the_batch_keep_their_values_and_floats_do_not():
@@ -116,17 +119,47 @@ def test_a_model_may_look_at_its_weights_while_it_is_built():
             nn.init.trunc_normal_(weight)
 
 
-def test_a_router_is_assumed_to_be_uniform():
+def by_the_best(scores):
+    return scores.topk(2).indices
+
+
+def by_sorting(scores):
+    return scores.argsort(-1)[:, :2]
+
+
+@pytest.mark.parametrize("choose", [by_the_best, by_sorting])
+def test_a_router_is_assumed_to_be_uniform(choose):
     known = KnownValues(experts=4)
     with fake_mode(), known:
-        chosen = torch.randn(16, 4).topk(2).indices
-        mask = nn.functional.one_hot(chosen, 4).permute(2, 1, 0)
+        mask = nn.functional.one_hot(choose(torch.randn(16, 4)), 4).permute(2, 1, 0)
         hit = (mask.sum((-1, -2)) > 0).nonzero()
         assert hit.flatten().tolist() == [0, 1, 2, 3]
         for (expert,) in hit:
             place, token = torch.where(mask[expert])
             assert place.shape == token.shape == (8,)
-    assert known.assumed
+    assert known.assumed == (choose is by_sorting)
+
+
+def test_where_a_router_sends_tokens_is_known_and_the_same_again():
+    known = KnownValues(experts=4, routing=Routing(ranks=2, load=1.5))
+    with fake_mode(), known:
+        scores = torch.randn(16, 4)
+        weights, chosen = scores.topk(2)
+        assert isinstance(weights, FakeTensor)
+        assert (chosen < 2).sum() == 24
+        assert torch.equal(scores.topk(2).indices, chosen)
+        assert isinstance(torch.randn(16, 5).topk(2).indices, FakeTensor)  # of something that is no expert
+
+
+def test_other_ranks_send_what_this_one_sends_itself():
+    with simulated_ranks(2), fake_mode(), KnownValues():
+        mine = torch.tensor([[1, 2], [3, 4]])
+        theirs = torch.empty_like(mine)
+        dist.all_to_all_single(theirs, mine, [1, 1], [1, 1])
+        assert theirs.tolist() == [[1, 2], [1, 2]]
+        gathered = [torch.empty_like(mine) for _ in range(2)]
+        dist.all_gather(gathered, mine)
+        assert [part.tolist() for part in gathered] == [mine.tolist()] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,3 +1,6 @@
+from contextlib import nullcontext
+
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -29,3 +32,14 @@ def test_a_group_that_is_there_stays_what_it_was(decoder):
     finally:
         dist.destroy_process_group()
     assert beside.to_dict() == estimate(decoder, **settings).to_dict()
+
+
+@pytest.mark.parametrize("initialised", [False, True])
+def test_a_grid_of_ranks(initialised):
+    with simulated_ranks(8) if initialised else nullcontext(), simulated_ranks(2, 4, names=("copies", "ep")) as grid:
+        assert grid.mesh.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert grid.mesh_dim_names == ("copies", "ep")
+        assert [grid[name].mesh.tolist() for name in ("copies", "ep")] == [[0, 4], [0, 1, 2, 3]]
+        assert dist.get_world_size(grid["ep"].get_group()) == 4
+        assert grid["copies"].get_local_rank() == grid["ep"].get_local_rank() == 0
+    assert not dist.is_initialized()

@@ -1,6 +1,13 @@
+from contextlib import nullcontext
+from functools import partial
+from itertools import pairwise
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
 
 from ac_core import estimate, plan
 
@@ -110,6 +117,97 @@ def test_a_plan_is_for_its_ranks_share_of_the_experts():
     assert found.peak_bytes == shown.peak_bytes <= found.budget_bytes
     none, whole = (estimate(_Mixture, **SHAPE, policy="none", **{**ranks, "ep_size": size}) for size in (2, 1))
     assert found.none_peak_bytes == none.peak_bytes != whole.peak_bytes
+
+
+class _Travelling:
+    """Shares experts out as a dispatcher does: their rows go to their ranks and come back."""
+
+    def __init__(self) -> None:
+        self.grids = []
+        self.regions = 0
+
+    def __call__(self, model, grid):
+        self.grids.append(grid.mesh.tolist())
+        self.group = grid["ep"].get_group()
+        for layer in model.layers:
+            experts = layer.experts
+            for name, parameter in list(experts.named_parameters()):
+                part = parameter.detach().chunk(grid["ep"].size())[0].clone()
+                setattr(experts, name, nn.Parameter(DTensor.from_local(part, grid["ep"], [Shard(0)])))
+            experts.forward = partial(self.experts, experts)
+            if grid["expert_copies"].size() > 1:
+                fully_shard(experts, mesh=grid["expert_copies"])
+        return self.context_fn
+
+    def context_fn(self):
+        self.regions += 1
+        return nullcontext(), nullcontext()
+
+    def experts(self, module, rows, offsets):
+        # To each rank as many rows as it has experts' worth, and from each as many as this one sends itself.
+        ranks = dist.get_world_size(self.group)
+        ends = offsets.view(ranks, -1)[:, -1].tolist()
+        sent = [end - begin for begin, end in pairwise([0, *ends])]
+        mine = _Exchange.apply(rows, sent, [sent[0]] * ranks, self.group)
+        up, down = module.up.to_local(), module.down.to_local()
+        counts = torch.full((len(up),), mine.shape[0] // len(up))
+        y = nn.functional.grouped_mm(mine, up, offs=counts.cumsum(0).int())
+        y = nn.functional.grouped_mm(y, down, offs=counts.cumsum(0).int())
+        return _Exchange.apply(y, [sent[0]] * ranks, sent, self.group)
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, sent, received, group):
+        ctx.back = received, sent, group
+        out = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(out, rows.contiguous(), received, sent, group=group)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _Exchange.apply(grad, *ctx.back), None, None, None
+
+
+@pytest.mark.parametrize(("strategy", "dp_size"), [("fsdp2", 2), ("fsdp2", 4), ("ddp", 2)])
+def test_how_experts_are_shared_out_is_the_callers_to_say(strategy, dp_size):
+    settings = SHAPE | {"strategy": strategy, "dp_size": dp_size, "ep_size": 2, "device": "cpu"}
+    share = _Travelling()
+    plain = estimate(_Mixture, **settings)
+    shared = estimate(_Mixture, **settings, share_experts=share)
+    assert share.grids == [[[0, 1]] if dp_size == 2 else [[0, 1], [2, 3]]]
+    assert share.regions >= 2  # one for each block that is checkpointed
+    assert shared.parameter_bytes == plain.parameter_bytes
+    assert shared.optimizer_bytes == plain.optimizer_bytes
+    assert shared.activation_bytes == plain.activation_bytes  # the blocks' inputs
+    keeping = estimate(_Mixture, **settings, policy="none", share_experts=share)
+    assert keeping.activation_bytes > estimate(_Mixture, **settings, policy="none").activation_bytes  # rows travel
+    assert "the all-to-all's buffers do not count" in str(plain)
+    assert "all-to-all" not in str(shared)
+    if strategy == "ddp":  # whose buckets hold no gradients of experts that are shared out
+        assert shared.communication_bytes == plain.communication_bytes - 2 * 4 * 2 * 16 * 32 * 2
+
+
+def test_a_busy_rank_takes_more():
+    settings = SHAPE | {"strategy": "fsdp2", "dp_size": 2, "ep_size": 2, "device": "cpu", "policy": "none"}
+    even, busy = (estimate(_Mixture, **settings, share_experts=_Travelling(), expert_load=load) for load in (1, 1.5))
+    assert busy.activation_bytes > even.activation_bytes
+    assert busy.parameter_bytes == even.parameter_bytes
+    assert "routing is uniform" in str(even)
+    assert "the rank's experts get 1.5 times the rows of an even share" in str(busy)
+    del settings["policy"]
+    found = plan(_Mixture, **settings, budget=1.0, share_experts=_Travelling(), expert_load=1.5)
+    assert found.none_peak_bytes == busy.peak_bytes
+
+
+def test_sharing_with_nobody_and_loads_of_nobody_are_refused():
+    share = _Travelling()
+    with pytest.raises(ValueError, match="^share_experts: is given, and ep_size is 1"):
+        estimate(_Mixture, **SHAPE, share_experts=share)
+    with pytest.raises(ValueError, match="^expert_load: 1.5 needs share_experts="):
+        estimate(_Mixture, **SHAPE, strategy="ddp", dp_size=2, ep_size=2, expert_load=1.5)
+    with pytest.raises(ValueError, match="^expert_load: 3 is no number from 1, an even share, to 2"):
+        plan(_Mixture, **SHAPE, budget=0.5, strategy="ddp", dp_size=2, ep_size=2, share_experts=share, expert_load=3)
 
 
 def test_experts_that_cannot_be_distributed_are_refused(decoder):

@@ -3,6 +3,7 @@ import sys
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -29,6 +30,39 @@ def test_modes_see_nothing_inside_and_everything_after() -> None:
             raise KeyError
         x.cos()
     assert inner.seen == outer.seen == ["aten.cos.default"]
+
+
+def test_a_mode_that_says_so_sees_everything() -> None:
+    class Meter(Recording):
+        needs_every_operation = True
+
+    x = torch.ones(2)
+    with Meter() as outer, Recording() as hidden, Meter() as inner:
+        with ac_moe.cache.modes.without_dispatch_modes():
+            x.sin()
+        with pytest.raises(KeyError), ac_moe.cache.modes.without_dispatch_modes():
+            raise KeyError
+        x.cos()
+    assert hidden.seen == ["aten.cos.default"]
+    assert inner.seen == outer.seen == ["aten.sin.default", "aten.cos.default"]
+
+
+def test_what_is_created_there_is_fake_where_tensors_are() -> None:
+    with FakeTensorMode(), Recording() as hidden, ac_moe.cache.modes.without_dispatch_modes():
+        made = torch.zeros(3)
+    assert isinstance(made, FakeTensor)
+    assert hidden.seen == []
+
+
+def test_whether_a_mode_answers_for_torch() -> None:
+    class Answering(Recording):
+        answers = frozenset({torch.ops.aten.mm.default})
+
+    with Recording():
+        assert not ac_moe.cache.modes.is_answered(torch.ops.aten.mm.default)
+        with Answering():
+            assert ac_moe.cache.modes.is_answered(torch.ops.aten.mm.default)
+            assert not ac_moe.cache.modes.is_answered(torch.ops.aten.add.Tensor)
 
 
 def test_a_torch_without_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,15 @@ LINK = 25e9
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """What was asked of `estimate` or `plan`, in words; see there. rows: of the batch; None: not known. fused: what was
-    taken for fused kernels."""
+    taken for fused kernels. expert_load: None: how rows travel to
+    other ranks is not simulated."""
 
     policy: str = "full"
     offload: str = "none"
     strategy: str = "none"
     dp_size: int = 1
     ep_size: int = 1
+    expert_load: float | None = None
     gradient_accumulation_steps: int = 1
     rows: int | None = None
     loss: str = "plain"
@@ -79,7 +81,7 @@ def assumptions(
     said += _of_ranks(setting)
     if setting.compute_dtype is not None and setting.strategy != "fsdp2":
         said.append("autocast as on the CPU")
-    if experts:
+    if experts and setting.expert_load in (None, 1):
         said.append("routing is uniform: every expert gets as many tokens as any other")
     if no_padding:
         said.append("no image of the batch is padding: unknown pixels differ from what the model compares them with")
@@ -102,5 +104,13 @@ def _of_ranks(setting: Setting) -> list[str]:
     if setting.strategy == "fsdp2":
         said.append("each block is an FSDP2 unit, the rest is one that stays gathered through forward and backward")
     if setting.ep_size > 1:
-        said.append("a rank's experts get as many rows as its own tokens take; the all-to-all's buffers do not count")
+        if setting.expert_load is None:
+            said.append(
+                "a rank's experts get as many rows as its own tokens take; the all-to-all's buffers do not count"
+            )
+        else:
+            said.append(
+                f"the rank's experts get {setting.expert_load:g} times the rows of an even share (expert_load); a rank "
+                "that gets more takes more memory"
+            )
     return said

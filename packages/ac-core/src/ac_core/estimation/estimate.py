@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +18,12 @@ from ac_core.estimation.kernels import Fused, fuse
 from ac_core.estimation.losses import cross_entropy, own_loss, sum_of_logits, use_fused_loss
 from ac_core.estimation.optimizers import optimizer_factory
 from ac_core.estimation.result import Estimate, read_estimate
+from ac_core.estimation.routing import Routing
 from ac_core.estimation.simulate import Optimizer, Simulation, simulate
-from ac_core.estimation.strategies import Strategy, check_strategy, sharding
+from ac_core.estimation.strategies import Ranks, ShareExperts, Strategy, check_strategy, ranks_of
 from ac_core.proof.step import Loss
 from ac_core.region.cache import cache_settings, turn_cache_on
+from ac_core.region.contexts import ContextFn
 
 Kernels = Literal["plain", "fused"]
 Device = Literal["cuda", "cpu"]
@@ -41,6 +44,8 @@ def estimate(
     strategy: Strategy = "none",
     dp_size: int = 1,
     ep_size: int = 1,
+    share_experts: ShareExperts | None = None,
+    expert_load: float = 1.0,
     gradient_accumulation_steps: int = 1,
     loss: Literal["plain", "fused"] | Loss = "plain",
     kernels: Kernels = "plain",
@@ -66,6 +71,11 @@ def estimate(
         strategy: `"none"`, `"ddp"` or `"fsdp2"`, where each block is a unit.
         dp_size: ranks; the estimate is of one of them.
         ep_size: of these ranks, how many share the experts of a mixture of experts.
+        share_experts: shares them out, in place, over a mesh of the dimensions `"expert_copies"` and `"ep"`, as
+            `ac_moe.parallelize` does, and returns the `context_fn` for checkpoints, or None. By default a rank keeps
+            its share of the experts, and how rows travel is not simulated.
+        expert_load: of the rows that an even routing would give to the experts of one rank, how many the rank that is
+            looked at gets, from 1 to `ep_size`; for the busiest one. Needs `share_experts`.
         gradient_accumulation_steps: microbatches of an optimizer step. With more than one, the step that is looked at
             is a later microbatch, which finds gradients there and adds to them; its FLOPs are those of one.
         loss: `"plain"`: the model's own loss, or cross-entropy on its logits. `"fused"`: one that never has all logits,
@@ -95,13 +105,15 @@ def estimate(
         strategy=strategy,
         dp_size=dp_size,
         ep_size=ep_size,
+        share_experts=share_experts,
+        expert_load=expert_load,
         gradient_accumulation_steps=gradient_accumulation_steps,
         loss=loss,
         kernels=kernels,
         keep_output=keep_output,
         device=device,
     )
-    simulation = step.simulate(lambda made: apply_activation_checkpointing(made, config, blocks=blocks))
+    simulation = step.simulate(partial(apply_activation_checkpointing, config=config, blocks=blocks))
     return read_estimate(simulation, step.setting(config))
 
 
@@ -113,6 +125,12 @@ def _config(
     if scope is not None:
         raise ValueError(f"scope: {scope!r} is given beside a config; put it in the config")
     return policy
+
+
+class Apply(Protocol):
+    """Gives a model its checkpointing, with the `context_fn` that its experts need."""
+
+    def __call__(self, model: nn.Module, *, context_fn: ContextFn | None) -> object: ...
 
 
 @dataclass(kw_only=True)
@@ -136,6 +154,8 @@ class TrainingStep:
     strategy: Strategy = "none"
     dp_size: int = 1
     ep_size: int = 1
+    share_experts: ShareExperts | None = None
+    expert_load: float = 1.0
     gradient_accumulation_steps: int = 1
     loss: Literal["plain", "fused"] | Loss = "plain"
     kernels: Kernels = "plain"
@@ -147,6 +167,11 @@ class TrainingStep:
     def __post_init__(self) -> None:
         self._check()
         check_strategy(self.strategy, self.dp_size, self.ep_size)
+        if self.share_experts is not None and self.ep_size == 1:
+            raise ValueError("share_experts: is given, and ep_size is 1, so there is nobody to share with")
+        self._routing = Routing(self.ep_size, self.expert_load)
+        if self.share_experts is None and self.expert_load != 1:
+            raise ValueError(f"expert_load: {self.expert_load} needs share_experts=, which says how rows travel")
         self._build_optimizer = optimizer_factory(self.optimizer, self.device)
 
     def _check(self) -> None:
@@ -174,6 +199,7 @@ class TrainingStep:
             strategy=self.strategy,
             dp_size=self.dp_size,
             ep_size=self.ep_size,
+            expert_load=None if self.share_experts is None else self.expert_load,
             gradient_accumulation_steps=self.gradient_accumulation_steps,
             rows=ids.shape[0] if isinstance(ids, Tensor) else self.batch_size,
             loss=self.loss if isinstance(self.loss, str) else "a function of the caller's",
@@ -186,21 +212,21 @@ class TrainingStep:
             optimizer=self.optimizer if isinstance(self.optimizer, str) else optimizer,
         )
 
-    def simulate(self, apply: Callable[[nn.Module], object]) -> Simulation:
+    def simulate(self, apply: Apply) -> Simulation:
         """The step, of a model to which `apply` has given its checkpointing."""
         before: list[tuple[Any, Any]] = []
 
-        def prepare(made: nn.Module) -> None:
+        def prepare(ranks: Ranks, made: nn.Module) -> None:
             before.extend(cache_settings(made))
-            self._prepare(made, apply)
+            self._prepare(made, apply, ranks)
 
         try:
-            with sharding(self.strategy, self.dp_size, self.ep_size, self.compute_dtype) as shard:
+            with ranks_of(self.strategy, self.dp_size, self.ep_size, self.compute_dtype) as ranks:
                 return simulate(
                     self.model,
                     self.make_batch,
-                    prepare=prepare,
-                    shard=shard,
+                    prepare=partial(prepare, ranks),
+                    shard=ranks.shard,
                     loss=self.differentiated,
                     optimizer=self._build_optimizer,
                     dtype=self.dtype,
@@ -208,6 +234,7 @@ class TrainingStep:
                     keep_output=self.keep_output,
                     accumulates=self.gradient_accumulation_steps > 1,
                     blocks=self.blocks,
+                    routing=self._routing,
                 )
         finally:
             turn_cache_on(before)  # a factory gives its caller's own config to the model
@@ -222,15 +249,19 @@ class TrainingStep:
             batch = {name: value for name, value in batch.items() if name != "labels"}
         return batch
 
-    def _prepare(self, model: nn.Module, apply: Callable[[nn.Module], object]) -> None:
+    def _prepare(self, model: nn.Module, apply: Apply, ranks: Ranks) -> None:
         remove_activation_checkpointing(model)  # from the copy of a model that is checkpointed already
-        if self.ep_size > 1:
+        context_fn = None
+        if self.share_experts is not None:
+            assert ranks.grid is not None
+            context_fn = self.share_experts(model, ranks.grid)
+        elif self.ep_size > 1:
             keep_part_of_experts(model, self.ep_size)
         if self.kernels == "fused":
             self.fused = fuse(model)
         if self.loss == "fused":
             use_fused_loss(model, self.device)
-        apply(model)
+        apply(model, context_fn=context_fn)
 
     @property
     def differentiated(self) -> Loss | None:

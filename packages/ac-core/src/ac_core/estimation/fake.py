@@ -7,7 +7,8 @@ depends on the batch alone: token ids, masks, the grid of an image. So
    operations among them are carried out, as long as they are small. So do the few floating-point numbers that are made
    of them, such as places on a grid. Everything else is fake.
 2. What a router decides is not among them: which expert gets which tokens depends on weights. Every expert is assumed
-   to get the same number of rows.
+   to get the same number of rows. Where a router takes the best of all experts, it is told which those are
+   (`ac_core.estimation.routing`), and what follows from that is known. Other ranks route as this one does.
 3. Pixels are known where the caller gives them. Idefics, SmolVLM and their kin drop the images of which every pixel is
    0.0, the padding of a batch whose rows have different numbers of them. Such a comparison of what was given, or of
    views and casts of it, with a constant is carried out. Any other floating-point tensor is assumed to be nowhere equal
@@ -39,6 +40,7 @@ from ac_core.errors import ActivationCheckpointingError
 from ac_core.estimation.conversions import conversions_of_fakes
 from ac_core.estimation.experts import expert_modules
 from ac_core.estimation.given import follow, stand_in, values_of
+from ac_core.estimation.routing import Routing
 
 aten = torch.ops.aten
 _MOST_VALUES = 2**22
@@ -58,13 +60,18 @@ class KnownValues(TorchDispatchMode):
 
     Entered inside of the fake mode and outside of the meters.
 
-    experts: how many share the rows that a router sends; 0: there are none. assumed: whether that had to be assumed.
-    compared: whether it had to be assumed that floating-point numbers are no constant that they are compared with.
+    experts: how many share the rows that a router sends; 0: there are none. routing: to which of them they go. assumed:
+    whether that had to be assumed of a loop. compared: whether it had to be assumed that floating-point numbers are no
+    constant that they are compared with.
     """
 
-    def __init__(self, experts: int = 0) -> None:
+    needs_every_operation = True  # see `ac_core.proof.meters`
+    answers = frozenset({aten._grouped_mm.default})  # in every dtype, and not in bfloat16 alone as torch; ac_moe asks
+
+    def __init__(self, experts: int = 0, routing: Routing | None = None) -> None:
         super().__init__()
         self.experts = experts
+        self.routing = routing or Routing()
         self.assumed = False
         self.compared = False
         self._building = False
@@ -99,6 +106,8 @@ class KnownValues(TorchDispatchMode):
         if not all(_is_worth_knowing(leaf, floats=floats) for leaf in tree_leaves(like)):
             return like
         with unset_fake_temporarily():
+            if func is _ALL_TO_ALL:
+                args = (args[0], _from_ranks_alike(args[1], args[4]), *args[2:])
             return func(*args, **kwargs)
 
     def _unknown(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -114,6 +123,9 @@ class KnownValues(TorchDispatchMode):
         elif func in _EQUAL and not _is_countable(args[0]) and args[0].numel() <= _MOST_COMPARED:
             return self._compare(func, *args)
         result = func(*args, **kwargs)
+        if func is aten.topk.default and 0 < self.experts == args[0].shape[-1] and result[1].numel() <= _MOST_VALUES:
+            with unset_fake_temporarily():
+                result = (result[0], self.routing.choose(result[1].shape, self.experts))
         follow(func, args, kwargs, result)
         return result
 
@@ -127,7 +139,16 @@ class KnownValues(TorchDispatchMode):
 
 
 _TAKE_INDICES = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._unsafe_index.Tensor)
+_ALL_TO_ALL = torch.ops.c10d.alltoall_base_.default
 _EQUAL = {aten.eq.Scalar: False, aten.ne.Scalar: True}
+
+
+def _from_ranks_alike(sent: Tensor, splits: list[int]) -> Tensor:
+    """What an all-to-all brings, if every rank sends what this one, the first, does: from each what it sends itself.
+
+    Torch's backend of ranks that are not there would return what this rank sends to others.
+    """
+    return torch.cat([sent[: splits[0]]] * len(splits)) if len(set(splits)) == 1 else sent
 
 
 def _chosen(mask: Tensor, experts: int) -> Tensor:

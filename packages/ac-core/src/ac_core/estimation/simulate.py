@@ -25,6 +25,7 @@ from ac_core.estimation.categories import COMMUNICATION, GRADIENTS, OPTIMIZER, P
 from ac_core.estimation.fake import NEEDS_VALUES, KnownValues, count_experts, fake_batch, fake_mode, fake_model
 from ac_core.estimation.ledger import Ledger
 from ac_core.estimation.reading import Simulation, read_log
+from ac_core.estimation.routing import Routing
 from ac_core.proof.meters import Flops
 from ac_core.proof.step import Forward, Loss, named_tensors, run_forward
 from ac_core.region.forward import checkpointed_forwards
@@ -46,6 +47,7 @@ def simulate(
     keep_output: bool = False,
     accumulates: bool = False,
     blocks: BlockChoice | Iterable[BlockChoice] | None = None,
+    routing: Routing | None = None,
 ) -> Simulation:
     """Simulate a training step of `model` on `batch`: forward, backward, optimizer step.
 
@@ -66,13 +68,14 @@ def simulate(
         keep_output: the training loop holds the output of the model, logits and all, until the backward is over.
         accumulates: the backward adds to gradients that another microbatch has left.
         blocks: what the blocks are, where the rules do not find them; see `find_blocks`.
+        routing: of a mixture of experts; by default every expert gets as many tokens as any other.
 
     Raises:
         TypeError: the model is none, or the batch is nothing that a model can be called with.
         ActivationCheckpointingError: nothing needs a gradient; tensors of the model cannot be made fake; it looks at
             values that are not known.
     """
-    flops, known_values = Flops(), KnownValues()
+    flops, known_values = Flops(), KnownValues(routing=routing)
     with fake_mode(), known_values, flops, Ledger(flops) as ledger:
         with known_values.building():
             made = fake_model(model, dtype)

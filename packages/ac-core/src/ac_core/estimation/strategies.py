@@ -8,15 +8,18 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from ac_core.discovery.blocks import Block, find_blocks
 from ac_core.estimation.experts import expert_modules
 from ac_core.estimation.ranks import simulated_ranks
+from ac_core.region.contexts import ContextFn
 
 Strategy = Literal["none", "ddp", "fsdp2"]
-Shard = Callable[[nn.Module, list[Block]], list[Tensor]]
-"""Prepares a model, given its blocks, and returns the communication buffers that it has from then on."""
+ShareExperts = Callable[[nn.Module, DeviceMesh], ContextFn | None]
+"""Shares the experts of a model out, in place, over a mesh of the dimensions `"expert_copies"` and `"ep"`. It returns
+the `context_fn` that checkpoints of the blocks need from then on, if any."""
 
 
 def check_strategy(strategy: str, dp_size: int, ep_size: int) -> None:
@@ -32,53 +35,65 @@ def check_strategy(strategy: str, dp_size: int, ep_size: int) -> None:
         raise ValueError(f"ep_size: the {dp_size} ranks of dp_size cannot be divided into groups of {ep_size}")
 
 
-@contextmanager
-def sharding(strategy: Strategy, dp_size: int, ep_size: int, compute_dtype: torch.dtype | None) -> Iterator[Shard]:
-    """What to do to a model, inside of the context. To be entered outside of the fake mode."""
-    if strategy == "fsdp2":
-        with ExitStack() as stack:
-            everybody = stack.enter_context(simulated_ranks(dp_size))
-            alike = stack.enter_context(simulated_ranks(dp_size // ep_size)) if 1 < ep_size < dp_size else None
-            meshes = _Meshes(everybody, alike, distributed=ep_size > 1)
-            yield lambda model, blocks: _shard(model, blocks, meshes, compute_dtype)
-    elif strategy == "ddp":
-        yield _buckets
-    else:
-        yield lambda _model, _blocks: []
-
-
 @dataclass(frozen=True)
-class _Meshes:
-    """everybody: all ranks. alike: those that have the same experts, if any but this one. distributed: the experts."""
+class Ranks:
+    """The ranks of a simulation.
 
-    everybody: DeviceMesh
-    alike: DeviceMesh | None
-    distributed: bool
+    everybody: all. grid: the same, those that share the experts along `"ep"` and those that hold copies of the same
+    ones along `"expert_copies"`; None where experts are not shared. compute_dtype: of FSDP2's mixed precision.
+    """
+
+    strategy: Strategy
+    everybody: DeviceMesh | None = None
+    grid: DeviceMesh | None = None
+    compute_dtype: torch.dtype | None = None
+
+    def shard(self, model: nn.Module, blocks: list[Block]) -> list[Tensor]:
+        """What the strategy does to a model, given its blocks; returns the communication buffers that it holds from
+        then on."""
+        if self.strategy == "fsdp2":
+            self._fully_shard(model, blocks)
+        return _buckets(model) if self.strategy == "ddp" else []
+
+    def _fully_shard(self, model: nn.Module, blocks: list[Block]) -> None:
+        """Each block a unit, what is left another: as AutoModel, torchtitan and ac-recipes do. Experts that are shared
+        are units among the ranks that have the same ones."""
+        reduce_dtype = torch.float32 if self.compute_dtype else None
+        policy = MixedPrecisionPolicy(param_dtype=self.compute_dtype, reduce_dtype=reduce_dtype)
+        ignored = None
+        if self.grid is not None:
+            copies = self.grid["expert_copies"]
+            experts = [module for module in expert_modules(model) if not isinstance(module, FSDPModule)]
+            if copies.size() == 1:
+                ignored = {parameter for module in experts for parameter in module.parameters()}
+            else:
+                for module in experts:
+                    fully_shard(module, mesh=copies, mp_policy=policy)
+        # The units are those that ac-core finds, also where the caller checkpoints others, such as parts of these.
+        for block in find_blocks(model) or blocks:
+            if any(True for _ in block.module.parameters()):
+                fully_shard(block.module, mesh=self.everybody, mp_policy=policy, ignored_params=ignored)
+        fully_shard(model, mesh=self.everybody, mp_policy=policy, ignored_params=ignored)
 
 
-def _shard(model: nn.Module, blocks: list[Block], meshes: _Meshes, compute_dtype: torch.dtype | None) -> list[Tensor]:
-    """Each block a unit, what is left another: as AutoModel, torchtitan and ac-recipes do. Experts that are distributed
-    are units among the ranks that have the same ones."""
-    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32 if compute_dtype else None)
-    experts = expert_modules(model) if meshes.distributed else []
-    ignored = None
-    if meshes.alike is None:
-        ignored = {parameter for module in experts for parameter in module.parameters()}
-    else:
-        for module in experts:
-            fully_shard(module, mesh=meshes.alike, mp_policy=policy)
-    # The units are those that ac-core finds, also where the caller checkpoints other modules, such as parts of these.
-    for block in find_blocks(model) or blocks:
-        if any(True for _ in block.module.parameters()):
-            fully_shard(block.module, mesh=meshes.everybody, mp_policy=policy, ignored_params=ignored)
-    fully_shard(model, mesh=meshes.everybody, mp_policy=policy, ignored_params=ignored)
-    return []
+@contextmanager
+def ranks_of(strategy: Strategy, dp_size: int, ep_size: int, compute_dtype: torch.dtype | None) -> Iterator[Ranks]:
+    """To be entered outside of the fake mode."""
+    with ExitStack() as stack:
+        everybody = grid = None
+        if strategy == "fsdp2" or ep_size > 1:
+            everybody = stack.enter_context(simulated_ranks(dp_size))
+        if ep_size > 1:
+            names = ("expert_copies", "ep")
+            grid = stack.enter_context(simulated_ranks(dp_size // ep_size, ep_size, names=names))
+        yield Ranks(strategy, everybody, grid, compute_dtype)
 
 
-def _buckets(model: nn.Module, _: list[Block]) -> list[Tensor]:
-    """DDP's buckets, which hold a second copy of every gradient from the first step on.
+def _buckets(model: nn.Module) -> list[Tensor]:
+    """DDP's buckets, which hold a second copy of every gradient from the first step on. Experts that were made DTensors
+    are not in them.
 
     The wrapper itself cannot run on fake tensors: its reducer wants the result of a collective.
     """
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return [torch.empty(parameter.numel(), dtype=parameter.dtype) for parameter in trainable]
+    trained = [p for p in model.parameters() if p.requires_grad and not isinstance(p, DTensor)]
+    return [torch.empty(parameter.numel(), dtype=parameter.dtype) for parameter in trained]

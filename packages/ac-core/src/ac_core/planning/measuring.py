@@ -7,6 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -16,14 +17,16 @@ from ac_core.choice import OFFLOAD, Option, selected_blocks, with_offload
 from ac_core.config import ActivationCheckpointingConfig, PolicyName
 from ac_core.discovery.blocks import BlockChoice, find_blocks
 from ac_core.estimation.assumptions import Setting
+from ac_core.estimation.estimate import Apply
 from ac_core.estimation.simulate import Simulation
 from ac_core.planning.course import Course, Figures, stations
 from ac_core.planning.options import KEEP_ALL, kept_sets
 from ac_core.planning.result import FixedPolicy
+from ac_core.region.contexts import ContextFn
 from ac_core.region.forward import checkpointed_forwards
 from ac_core.selective.context import KeptCalls
 
-Step = Callable[[Callable[[nn.Module], None]], Simulation]
+Step = Callable[[Apply], Simulation]
 """Simulates a training step of a model to which a function is applied first."""
 
 _EXCHANGE = {2: 400.0, 4: 20.0}
@@ -59,14 +62,14 @@ class Bench:
             ActivationCheckpointingError: the model, or its blocks, cannot be checkpointed as the config says.
         """
 
-        def apply(model: nn.Module) -> None:
+        def apply(model: nn.Module, *, context_fn: ContextFn | None) -> None:
             found = find_blocks(model, self.blocks)
             names = selected_blocks(found, self.config)
             self.model = model
             self.chosen = {block.name: options.get(block.name, rest) for block in found if block.name in names}
             base = replace(self.config, strict=strict and self.config.strict)
             config = replace(base, policy="full") if not names else budget_config(base, self.chosen)
-            apply_activation_checkpointing(model, config, blocks=self.blocks)
+            apply_activation_checkpointing(model, config, blocks=self.blocks, context_fn=context_fn)
 
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "plan: ")  # of families that are named in case there are any
@@ -75,7 +78,7 @@ class Bench:
     def fixed(self, policy: PolicyName) -> Simulation:
         """A step with one policy for all blocks. Raises: as `run`."""
         config = replace(self.config, policy=policy, offload="none")
-        return self.step(lambda model: apply_activation_checkpointing(model, config, blocks=self.blocks))
+        return self.step(partial(apply_activation_checkpointing, config=config, blocks=self.blocks))
 
 
 def budget_config(base: ActivationCheckpointingConfig, plan: dict[str, Any]) -> ActivationCheckpointingConfig:

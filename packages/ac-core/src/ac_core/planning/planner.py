@@ -14,7 +14,7 @@ from ac_core.discovery.blocks import BlockChoice
 from ac_core.errors import ActivationCheckpointingError, BudgetError
 from ac_core.estimation.estimate import Device, Kernels, TrainingStep
 from ac_core.estimation.simulate import Optimizer, Simulation
-from ac_core.estimation.strategies import Strategy
+from ac_core.estimation.strategies import ShareExperts, Strategy
 from ac_core.planning.budget import Budget, parse_budget
 from ac_core.planning.course import Course
 from ac_core.planning.measuring import Bench, measured
@@ -45,6 +45,8 @@ def plan(
     strategy: Strategy = "none",
     dp_size: int = 1,
     ep_size: int = 1,
+    share_experts: ShareExperts | None = None,
+    expert_load: float = 1.0,
     gradient_accumulation_steps: int = 1,
     loss: Literal["plain", "fused"] | Loss = "plain",
     kernels: Kernels = "plain",
@@ -89,6 +91,8 @@ def plan(
         strategy=strategy,
         dp_size=dp_size,
         ep_size=ep_size,
+        share_experts=share_experts,
+        expert_load=expert_load,
         gradient_accumulation_steps=gradient_accumulation_steps,
         loss=loss,
         kernels=kernels,

@@ -29,6 +29,7 @@ class _Meter(TorchDispatchMode):
     """A dispatch mode that sees each kernel once."""
 
     supports_higher_order_operators = True  # FlexAttention is one
+    needs_every_operation = True  # what ac_moe hides from modes that might change it is hidden from no meter
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """What is asked of PyTorch's dispatcher and tracer by private names."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,20 +18,46 @@ from torch.utils._python_dispatch import TorchDispatchMode
 #    given. A policy that saved "the collective" would skip that write in the recompute and leave the buffer
 #    uninitialised.
 # 3. Leaving modes is not public. A wrapper subclass or a custom operator would still be seen by the mode.
+# 4. A mode that only watches may see everything, and a meter of memory has to. Such modes say so by an attribute,
+#    `needs_every_operation = True`. Fake tensors stay on, for what is created there must be fake too.
 try:
     from torch._guards import TracingContext
-    from torch.utils._python_dispatch import _disable_current_modes
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._python_dispatch import (
+        _disable_current_modes,
+        _get_current_dispatch_mode_stack,
+        _pop_mode,
+        _push_mode,
+    )
 except ImportError as error:
     raise ImportError(
-        "ac-moe needs torch.utils._python_dispatch._disable_current_modes and torch._guards.TracingContext, which "
-        f"torch 2.11 to 2.13 have and torch {torch.__version__} has not. Install a torch between them, or report this "
-        "to ac-moe."
+        f"ac-moe needs private parts of torch that torch 2.11 to 2.13 have and torch {torch.__version__} has not "
+        f"({error}). Install a torch between them, or report this to ac-moe."
     ) from error
 
 
-def without_dispatch_modes() -> AbstractContextManager[object]:
-    """A context in which no TorchDispatchMode sees an operator; see NOTE [ Out of sight of dispatch modes ]."""
-    return _disable_current_modes()
+@contextmanager
+def without_dispatch_modes() -> Iterator[None]:
+    """A context in which no TorchDispatchMode sees an operator, but those that need every one; see NOTE [ Out of sight
+    of dispatch modes ]."""
+    with _disable_current_modes() as hidden:
+        needed = [mode for mode in reversed(hidden) if _needs_every_operation(mode)]
+        for mode in needed:
+            _push_mode(mode)
+        try:
+            yield
+        finally:
+            for mode in reversed(needed):
+                _pop_mode(getattr(mode, "_mode_key", None))
+
+
+def _needs_every_operation(mode: TorchDispatchMode) -> bool:
+    return isinstance(mode, FakeTensorMode) or getattr(mode, "needs_every_operation", False)
+
+
+def is_answered(op: Any) -> bool:
+    """Whether a dispatch mode is on that says, in its attribute `answers`, that it computes `op` itself."""
+    return any(op in getattr(mode, "answers", ()) for mode in _get_current_dispatch_mode_stack())
 
 
 def dynamo_is_tracing() -> bool:

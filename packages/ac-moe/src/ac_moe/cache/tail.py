@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ac_moe.cache.modes import dynamo_is_tracing
 from ac_moe.errors import MoETailError
@@ -27,6 +28,7 @@ from ac_moe.errors import MoETailError
 # 5. While dynamo traces a compiled block it may look at the tensor as it likes. What it compiles is refused as it runs.
 # 6. In the recompute the tensor is a NaN that is one element large. If it slips through everything, nothing plausible
 #    comes of it.
+# 7. Fake tensors, which have no values to be read, are marked and stay of their class.
 
 
 class Mark(NamedTuple):
@@ -71,7 +73,8 @@ _HARMLESS = frozenset(_HARMLESS_NAMES.split())
 def mark(output: torch.Tensor, number: int, skipped: bool) -> torch.Tensor:
     """Gives `output`, a plain tensor, its mark, and closes it for other readers."""
     output._ac_moe_mark = Mark(number, skipped)
-    output.__class__ = DownProjectionRows
+    if not isinstance(output, FakeTensor):
+        output.__class__ = DownProjectionRows
     return output
 
 
@@ -79,7 +82,7 @@ def mark(output: torch.Tensor, number: int, skipped: bool) -> torch.Tensor:
 def opened(rows: torch.Tensor) -> Iterator[Mark | None]:
     """The mark of `rows`, if it is what a down projection returned; until the exit it is an ordinary tensor."""
     if type(rows) is not DownProjectionRows:
-        yield None
+        yield rows._ac_moe_mark if isinstance(rows, FakeTensor) and hasattr(rows, "_ac_moe_mark") else None
         return
     rows.__class__ = torch.Tensor
     try:

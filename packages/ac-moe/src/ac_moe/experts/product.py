@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ac_moe.cache.modes import answering, without_dispatch_modes
+from ac_moe.cache.modes import answering, is_answered, without_dispatch_modes
 
 # NOTE [ What torch's grouped GEMM asks for ]
 #
@@ -23,9 +23,11 @@ from ac_moe.cache.modes import answering, without_dispatch_modes
 #    zeroed in both; their values in the input may be anything, also NaN.
 # 4. It packs its three saved tensors before it multiplies, so that early stop, which ends a recompute in the last pack,
 #    never runs a trailing down projection again. `_PerExpert` packs after it has multiplied, as any Function does.
-# 5. Fake and meta tensors of other dtypes than bfloat16 are refused: these take `_PerExpert`, which multiplies nothing.
+# 5. Fake and meta tensors of other dtypes than bfloat16 are refused: these take `_PerExpert`, which multiplies nothing,
+#    unless a dispatch mode answers in the place of torch.
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ALIGNMENT = 16  # bytes
+_GROUPED_MM = torch.ops.aten._grouped_mm.default
 
 
 @torch.compiler.disable(reason="offsets are read and gradients are hooked, which a graph cannot")
@@ -90,7 +92,7 @@ class Product:
         rows = _NoGradientBeyond.apply(self.rows, self.offsets) if self.padded else self.rows
         if self.per_expert:
             return _PerExpert.apply(rows, self.weight, self.ends, skip)
-        with answering(torch.ops.aten._grouped_mm.default, _placeholder) if skip else contextlib.nullcontext():
+        with answering(_GROUPED_MM, _placeholder) if skip else contextlib.nullcontext():
             output = F.grouped_mm(_aligned(rows), _aligned(self.weight), offs=self.offsets)
         if self.padded and not skip:
             output.detach().masked_fill_(_beyond(output, self.offsets), 0)
@@ -169,7 +171,9 @@ def _without_values(tensor: torch.Tensor) -> bool:
 
 
 def _takes_kernel(rows: torch.Tensor, weight: torch.Tensor) -> bool:
-    if rows.dtype not in _KERNEL_DTYPES or (_without_values(rows) and rows.dtype != torch.bfloat16):
+    if rows.dtype not in _KERNEL_DTYPES:
+        return False
+    if _without_values(rows) and rows.dtype != torch.bfloat16 and not is_answered(_GROUPED_MM):
         return False
     unaligned = [size for size in weight.shape[1:] if size * rows.dtype.itemsize % _ALIGNMENT]
     if unaligned and rows.device.type not in ("cpu", "meta"):

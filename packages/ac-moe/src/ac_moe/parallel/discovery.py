@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import parametrize
 
@@ -165,7 +166,7 @@ def _parameter_mistakes(experts: Experts) -> Iterator[str]:
             yield f"{name} {list(parameter.shape)} is not a parameter per expert: it cannot be sharded as they are"
         elif isinstance(parameter, DTensor):
             yield f"{name} is a DTensor already; parallelize before fully_shard and tensor parallelism"
-        elif parameter.dtype not in FLOATING or type(parameter) is not nn.Parameter:
+        elif parameter.dtype not in FLOATING or type(parameter) not in (nn.Parameter, FakeTensor):
             yield (
                 f"{name} is quantised ({type(parameter).__name__} of {parameter.dtype}); load the model with its "
                 "weights in float32, bfloat16 or float16"

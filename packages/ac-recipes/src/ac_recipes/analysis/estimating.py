@@ -16,13 +16,15 @@ def estimate_policies(
     budget: str | int | float | None = None,
     device: Device = "cuda",
     kernels: Kernels = "plain",
+    expert_load: float | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Estimate]:
     """One estimate a policy, by name: of a step of one rank.
 
     Args:
         budget: adds the policy `budget`, with the plan for it.
-        device: whose kernels and optimizer are assumed. kernels: as for `ac_core.estimate`.
+        device: whose kernels and optimizer are assumed. kernels, expert_load: as for
+            `ac_core.estimate`.
         say: is told of each policy before it is estimated.
 
     Raises:
@@ -31,12 +33,13 @@ def estimate_policies(
     wanted, named = policies(recipe, budget), BUDGET_FIELD if budget is None else BUDGET_FLAG
     for config in wanted.values():
         check_device(config, named)
-    settings = step_settings(recipe, device=device, kernels=kernels)
+    assumed = {"device": device, "kernels": kernels, "expert_load": expert_load}
+    settings = step_settings(recipe, **assumed)
     found = {}
     for name, config in wanted.items():
         say(name)
         with refused_as_usage():
-            planned = with_plan(recipe, config, device=device, kernels=kernels, named=named)
+            planned = with_plan(recipe, config, named=named, **assumed)
             found[name] = ac_core.estimate(policy=planned, **settings)
     return found
 
@@ -50,4 +53,7 @@ def stated_assumptions(recipe: Recipe, estimates: dict[str, Estimate]) -> list[s
     if recipe.distributed.dp_size is None:
         ranks = recipe.distributed.ep_size
         said.append(f"{'one rank' if ranks == 1 else f'{ranks} ranks'}; for more, give --distributed.dp_size")
+    backend = recipe.model.backend
+    if recipe.distributed.ep_size > 1 and backend is not None and backend.dispatcher == "hybridep":
+        said.append("rows travel as in the reference of HybridEP; the buffers that DeepEP keeps on a GPU do not count")
     return said

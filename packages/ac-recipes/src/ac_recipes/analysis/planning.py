@@ -22,6 +22,7 @@ def make_plan(
     *,
     device: Device = "cuda",
     kernels: Kernels = "plain",
+    expert_load: float | None = None,
     named: str = BUDGET_FIELD,
 ) -> Plan:
     """The cheapest checkpointing within `config.memory_budget`, for a step of one rank of the recipe.
@@ -34,7 +35,7 @@ def make_plan(
     """
     assert config.memory_budget is not None
     check_device(config, named)
-    settings = step_settings(recipe, device=device, kernels=kernels)
+    settings = step_settings(recipe, device=device, kernels=kernels, expert_load=expert_load)
     settings |= {"scope": config.scope, "layers": config.layers, "offload": config.offload}
     try:
         with _smallest_card(recipe) if config.memory_budget == "device" else nullcontext():
@@ -62,12 +63,14 @@ def with_plan(
     *,
     device: Device = "cuda",
     kernels: Kernels = "plain",
+    expert_load: float | None = None,
     named: str = BUDGET_FIELD,
 ) -> ActivationCheckpointingConfig:
     """A config that can be applied as it is: with a plan, where it has a budget and none. Raises as `make_plan`."""
     if config.policy != "budget" or config.plan is not None:
         return config
-    return replace(config, plan=make_plan(recipe, config, device=device, kernels=kernels, named=named).blocks)
+    plan = make_plan(recipe, config, device=device, kernels=kernels, expert_load=expert_load, named=named)
+    return replace(config, plan=plan.blocks)
 
 
 def planned_recipe(recipe: Recipe, plan: Plan) -> Recipe:

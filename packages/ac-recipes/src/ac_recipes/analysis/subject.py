@@ -3,20 +3,24 @@
 With values, as on one process of this machine (`real_subject`), or without, at any size (`step_settings`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from ac_core import ActivationCheckpointingError
+from ac_moe import MoEConfig
 from ac_recipes.data.prepare import prepare_here
 from ac_recipes.errors import UsageError
 from ac_recipes.images.config import DigitsDatasetConfig
 from ac_recipes.installed import check_installed
 from ac_recipes.lora import add_lora
+from ac_recipes.parallel.experts import share_experts
 from ac_recipes.pretrained import load_config, load_tokenizer
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.batches import BatchPlan, GlobalOrder
@@ -86,11 +90,16 @@ def real_subject(recipe: Recipe) -> Subject:
     return Subject(recipe, model, batch | {"use_cache": False}, device)
 
 
-def step_settings(recipe: Recipe, *, device: Device, kernels: Kernels) -> dict[str, Any]:
+def step_settings(
+    recipe: Recipe, *, device: Device, kernels: Kernels, expert_load: float | None = None
+) -> dict[str, Any]:
     """The arguments with which `ac_core.estimate` and `ac_core.plan` see a step of one rank as the recipe has it.
 
+    expert_load: as for `ac_core.estimate`; None: an even share.
+
     Raises:
-        UsageError: sizes that cannot be estimated, or that the batch cannot be shared by.
+        UsageError: sizes that cannot be estimated, or that the batch cannot be shared by; an `expert_load` that no rank
+            can have.
     """
     asked = recipe.distributed
     for name in ("tp_size", "cp_size", "pp_size"):
@@ -118,8 +127,25 @@ def step_settings(recipe: Recipe, *, device: Device, kernels: Kernels) -> dict[s
         "device": device,
     }
     if asked.ep_size > 1:
-        settings["ep_size"] = asked.ep_size
+        settings |= {"ep_size": asked.ep_size, "share_experts": partial(_share_experts, recipe.model.backend)}
+    if expert_load is not None:
+        if asked.ep_size == 1:
+            raise UsageError(f"--expert-load: {expert_load:g} is for ranks that share experts; ep_size is 1")
+        if not 1 <= expert_load <= asked.ep_size:
+            raise UsageError(
+                f"--expert-load: {expert_load:g} is not between 1, an even share of the rows, and {asked.ep_size}, the "
+                "ranks of distributed.ep_size, of which one would get all"
+            )
+        settings["expert_load"] = expert_load
     return settings | {"model": lambda: _model_without_values(recipe, fields)}
+
+
+def _share_experts(backend: MoEConfig | None, model: nn.Module, grid: DeviceMesh) -> Callable[[], Any]:
+    """As a run does it, on simulated ranks of the CPU. Of blocks that keep everything the context is not asked for."""
+    cpu = torch.device("cpu")
+    backend = backend or MoEConfig()
+    shared, _ = share_experts(model, backend, grid["ep"], grid["expert_copies"], device=cpu, checkpointing=True)
+    return shared.context_fn
 
 
 def shape_batch(recipe: Recipe, local_batch_size: int) -> tuple[dict[str, Any], dict[str, int]]:

@@ -2,8 +2,9 @@
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ac_recipes.analysis.policies import parse_budget_argument
 from ac_recipes.analysis.words import words_for
@@ -72,6 +73,28 @@ def device_arguments(parser: argparse.ArgumentParser) -> None:
         default="cuda",
         help="whose kernels and optimizer are assumed (default: cuda); none of them has to be here",
     )
+    parser.add_argument(
+        "--expert-load",
+        type=expert_load_of,
+        metavar="TIMES",
+        help="where ranks share experts: the rows that those of the busiest rank get, over an even share (default: 1)",
+    )
+
+
+def expert_load_of(text: str) -> float:
+    """Of the command line. Raises argparse.ArgumentTypeError: it is no finite number."""
+    try:
+        load = float(text)
+    except ValueError:
+        load = math.nan
+    if not math.isfinite(load):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number, such as 1.3")
+    return load
+
+
+def assumed(options: argparse.Namespace) -> dict[str, Any]:
+    """What `device_arguments` have brought, as keyword arguments."""
+    return {"device": options.device, "kernels": options.kernels, "expert_load": options.expert_load}
 
 
 def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: list[str]) -> int:
@@ -84,7 +107,7 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
         say("loading torch")
         from ac_recipes.analysis.estimating import estimate_policies, stated_assumptions
 
-        found = estimate_policies(recipe, budget=budget, device=options.device, kernels=options.kernels, say=say)
+        found = estimate_policies(recipe, budget=budget, say=say, **assumed(options))
     said = stated_assumptions(recipe, found)
     if note := uncompiled_note(recipe, "a compiler chooses anew what blocks keep"):
         said.append(note)

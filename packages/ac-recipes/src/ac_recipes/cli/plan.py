@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ac_recipes.analysis.policies import BUDGET_FIELD, BUDGET_FLAG, budget_policy, parse_budget_argument
-from ac_recipes.cli.estimate import device_arguments, step_text
+from ac_recipes.cli.estimate import assumed, device_arguments, step_text
 from ac_recipes.cli.show import (
     check_output,
     check_picture,
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
         from ac_recipes.analysis.planning import make_plan
 
         asked, named = (own, BUDGET_FIELD) if budget is None else (budget_policy(own, budget), BUDGET_FLAG)
-        plan = make_plan(recipe, asked, device=options.device, kernels=options.kernels, named=named)
+        plan = make_plan(recipe, asked, named=named, **assumed(options))
     notes = [note] if (note := uncompiled_note(recipe, "a compiler chooses anew what blocks keep")) else []
     if options.write:
         from ac_recipes.analysis.writing import write_planned

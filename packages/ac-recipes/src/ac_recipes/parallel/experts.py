@@ -2,20 +2,28 @@
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from ac_moe import MoEConfig
 from ac_recipes.errors import UsageError
-from ac_recipes.parallel.meshes import Meshes
 
 if TYPE_CHECKING:
     from ac_moe import ExpertParallel
 
 
 def share_experts(
-    model: nn.Module, backend: MoEConfig, meshes: Meshes, *, checkpointing: bool
+    model: nn.Module,
+    backend: MoEConfig,
+    ep: DeviceMesh,
+    copies: DeviceMesh,
+    *,
+    device: torch.device,
+    checkpointing: bool,
 ) -> "tuple[ExpertParallel, str]":
-    """Share the experts of `model` out over `meshes.ep`, in place; copies of the same experts become units of FSDP2.
+    """Share the experts of `model` out over the ranks of `ep`, in place. Those of a layer become a unit of FSDP2 over
+    `copies`, the ranks that hold the same ones.
 
     On a CPU `hybridep` is ac_moe's reference of HybridEP in plain torch.distributed: DeepEP's kernels are for GPUs.
 
@@ -29,13 +37,13 @@ def share_experts(
 
     options: dict[str, Any] = {}
     told = backend.dispatcher
-    if backend.dispatcher == "hybridep" and meshes.data.device.type == "cpu":
+    if backend.dispatcher == "hybridep" and device.type == "cpu":
         options["buffer"] = ac_moe.reference.HybridEPBuffer
         told = "hybridep, reference"
     try:
         sharded = ac_moe.parallelize(
             model,
-            meshes.ep,
+            ep,
             dispatcher=backend.dispatcher,
             experts=backend.experts,
             dispatcher_recompute_cache=backend.dispatcher_recompute_cache,
@@ -44,5 +52,5 @@ def share_experts(
         )
     except (ValueError, ModuleNotFoundError) as error:
         raise UsageError(f"model.backend: {' '.join(str(error).split())}") from error
-    sharded.fully_shard_experts(meshes.expert_copies)
+    sharded.fully_shard_experts(copies)
     return sharded, told

@@ -122,9 +122,12 @@ class DistributedSetup:
         rows = [self._strategy_row(layout)]
         context_fn: Callable[[], Any] | None = None
         if meshes.ep is not None:
+            assert meshes.expert_copies is not None
             backend = self.backend or MoEConfig()
             on = self.config.checkpointing.policy != "none"
-            experts, dispatcher = share_experts(model, backend, meshes, checkpointing=on)
+            experts, dispatcher = share_experts(
+                model, backend, meshes.ep, meshes.expert_copies, device=ranks.device, checkpointing=on
+            )
             context_fn = experts.context_fn
             copies = layout.dp // layout.ep
             held = f"{counted(len(experts.layers), 'layer')}, each rank 1/{layout.ep} of the experts, {copies} x each"
