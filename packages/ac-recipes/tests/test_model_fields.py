@@ -37,7 +37,7 @@ def check(file, *settings):
         ("model.config.model_type=lama", "transformers has no architecture 'lama'; did you mean 'llama'?"),
         ("model.config.hidden_size=wide", "model.config.hidden_size: expected int, got str (value: 'wide')"),
         ("model.config.hidden_size=33", "model.config: hidden_size 33 is not a multiple of num_attention_heads 4"),
-        ("model.config={model_type: llama, hidden_size: 9}", "hidden_size 9 is not a multiple of num_att"),
+        ("model.config={model_type: llama, hidden_size: 9}", "hidden_size 9 is not a multiple of num_attention_heads"),
         ("model.config.dtype=bfloat16", "model.config.dtype: set model.dtype instead"),
         ("model.config={model_type: gpt2, n_embd: 64, hidden_size: 32}", "'hidden_size' is another name of 'n_embd'"),
         ("model.config={model_type: gpt2, hidden_size: x}", "model.config.hidden_size: expected int, got str"),

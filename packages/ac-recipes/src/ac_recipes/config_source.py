@@ -70,7 +70,7 @@ def source_of(model_type: str) -> ConfigSource:
 
 
 def source_of_part(whole: ConfigSource, kind: str) -> ConfigSource | None:
-    """What the source of `kind` says, a class that `whole` names as that of a part; None: it is not where it should be."""
+    """What the source of `kind` says, a class that `whole` names as that of a part; None: it cannot be found."""
     if kind in _classes(whole.module):
         return config_source(kind, whole.module)
     elsewhere = [model_type for model_type, name in architectures().items() if name == kind]
