@@ -123,6 +123,8 @@ def test_a_rank_that_is_killed_is_named_and_the_others_end(tiny_file):
     told = [line for line in err.splitlines() if line.startswith("ac-recipes: ")]
     assert len(told) == 1, err
     assert told[0].startswith("ac-recipes: rank 1: ended by SIGKILL, "), err
+    assert "; the other ranks were ended; the newest checkpoint is " in told[0], err
+    assert "go on with: ac-recipes train " in told[0], err
     assert "Traceback" not in err
     assert not any(map(alive, workers))
     (run,) = (tiny_file.parent / "runs").iterdir()
@@ -177,7 +179,8 @@ def test_what_nodes_lack_or_would_ignore_is_refused(tiny_file, capsys, arguments
         (RunError("NaN"), {"RANK": "0"}, "NaN"),
         (RunError("NaN"), {"RANK": "1"}, None),
         (RankError("disk"), {"RANK": "1"}, "rank 1: disk"),
-        (LostPeerError("gone"), {"RANK": "1"}, None),
+        (LostPeerError("gone", "kept"), {"RANK": "1"}, None),
+        (LostPeerError("gone", "kept", has_saved=True), {"RANK": "1"}, "rank 1: gone"),
     ],
 )
 def test_under_torchrun_each_error_is_told_by_one_rank(monkeypatch, error, environment, told):

@@ -1,49 +1,10 @@
-"""transformers' configuration classes read as text, against the classes themselves."""
-
-import dataclasses
+"""`model.config` against the source of transformers' configuration classes."""
 
 import pytest
 
 from ac_recipes.load import load_recipe
 from ac_recipes.model_fields import _may_be as may_be
-from ac_recipes.model_fields import _module_of as module_of
-from ac_recipes.model_fields import architectures, config_source
 from ac_recipes.reader import RecipeError, split_overrides
-
-SAMPLE = [
-    "data2vec-text",  # a file with a name of its own
-    "gemma3",
-    "gemma3_text",  # two classes in one module
-    "gpt-sw3",
-    "gpt2",  # aliases
-    "llama",
-    "maskformer-swin",
-    "mixtral",
-    "qwen2_5_vl",
-    "qwen3_moe",
-    "smolvlm",
-    "t5",
-]
-
-
-def test_the_architectures_are_those_of_transformers():
-    from transformers import CONFIG_MAPPING
-
-    assert set(architectures()) == set(CONFIG_MAPPING)
-
-
-@pytest.mark.parametrize("model_type", SAMPLE)
-def test_fields_and_aliases_are_those_of_the_class(model_type):
-    from transformers import CONFIG_MAPPING
-
-    kind = CONFIG_MAPPING[model_type]
-    source = config_source(architectures()[model_type], module_of(model_type))
-    assert architectures()[model_type] == kind.__name__
-    assert set(source.fields) == {field.name for field in dataclasses.fields(kind)}
-    assert source.aliases == dict(kind.attribute_map)
-    for field in dataclasses.fields(kind):
-        if field.default is not dataclasses.MISSING and not isinstance(field.default, tuple):
-            assert may_be(source.fields[field.name], field.default), field.name
 
 
 @pytest.mark.parametrize(
@@ -127,13 +88,94 @@ def test_what_transformers_takes_and_does_not_declare_is_no_mistake(tiny_file, s
     )
 
 
+NESTED = """\
+model:
+  config:
+    model_type: {whole}
+    vision_config:
+      hidden_size: 32
+      num_attention_heads: 4
+    text_config:
+      model_type: {language}
+      {field}: {value}
+"""
+
+
+@pytest.fixture
+def nested_file(tmp_path, text_file):
+    """A vision-language model over text; what `check` has against the data is told only when the fields are right."""
+
+    def write(whole="smolvlm", language="llama", field="hidden_size", value="64"):
+        path = tmp_path / "nested.yaml"
+        text = NESTED.format(whole=whole, language=language, field=field, value=value)
+        path.write_text(f"{text}dataset: {{text: [{text_file}], sequence_length: 16}}\n")
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize(
+    ("recipe", "place", "message"),
+    [
+        ({"field": "hiden_size"}, "9:7", ".hiden_size: unknown field of LlamaConfig; did you mean 'hidden_size'?"),
+        ({"value": "wide"}, "9:20", ".hidden_size: expected int, got str (value: 'wide')"),
+        ({"language": "lama"}, "8:19", ".model_type: transformers has no architecture 'lama'; did you mean 'llama'?"),
+        ({"language": "gpt2", "field": "num_key_value_heads"}, "9:7", ".num_key_value_heads: unknown field of GPT2"),
+        ({"field": "dtype", "value": "bfloat16"}, "9:7", ".dtype: set model.dtype instead"),
+        ({"value": "9\n      num_attention_heads: 4"}, "8:7", ": hidden_size 9 is not a multiple of num_att"),
+    ],
+)
+def test_a_mistake_inside_a_nested_configuration_is_told_where_it_is(nested_file, quick, recipe, place, message):
+    file = nested_file(**recipe)
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(str(file), quick=quick)
+    (told,) = str(caught.value).splitlines()
+    assert told.startswith(f"{file}:{place}: model.config.text_config{message}")
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize(
+    ("whole", "setting", "message"),
+    [
+        ("smolvlm", "vision_config.hiden_size=3", ".hiden_size: unknown field of SmolVLMVisionConfig; did you mean 'h"),
+        ("smolvlm", "vision_config=[3]", ": expected a mapping, got list (value: [3])"),
+        ("smolvlm", "vision_config.model_type=3", ".model_type: expected str, got int (value: 3)"),
+        ("smolvlm", "vision_config.model_type=vit", ".model_type: 'vit' would be ignored, as vision_config of Smol"),
+        # the class of the whole says which it is, where no model_type does
+        ("llava", "vision_config.hiden_size=3", ".hiden_size: unknown field of CLIPVisionConfig"),
+    ],
+)
+def test_the_class_of_a_part_is_what_the_whole_says(nested_file, quick, whole, setting, message):
+    _, overrides = split_overrides([f"--model.config.{setting}"])
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(str(nested_file(whole)), overrides, quick=quick)
+    (told,) = str(caught.value).splitlines()
+    assert told.startswith(f"command line:1:1: model.config.vision_config{message}")
+
+
+def test_what_the_whole_gives_its_parts_is_no_mistake(nested_file):
+    """LLaVA's vision tower is given a `vocab_size`, which its class does not have."""
+    _, overrides = split_overrides(["--model.config.vision_config.vocab_size=32000"])
+    assert load_recipe(str(nested_file(whole="llava")), overrides, quick=True).model.config is not None
+
+
+def test_the_positions_of_a_nested_language_model_are_too_few(nested_file):
+    with pytest.raises(RecipeError, match=r"than the 8 positions .* raise model\.config\.text_config\.max_pos"):
+        check(nested_file(field="max_position_embeddings", value="8"))
+
+
+def test_what_only_a_validator_of_a_part_knows_is_placed_at_the_part(nested_file):
+    with pytest.raises(RecipeError, match=r":8:7: model\.config\.text_config: The `layer_types` "):
+        load_recipe(str(nested_file(language="qwen3", field="layer_types", value="[odd]")))
+
+
 def test_without_transformers_installed_the_remedy_is_told(tiny_file, monkeypatch):
-    from ac_recipes import model_fields
+    from ac_recipes import config_source
     from ac_recipes.errors import UsageError
 
-    for cached in (model_fields.architectures, model_fields.config_source, model_fields._names_in_the_mappings):
-        cached.cache_clear()
-    model_fields._read.cache_clear()
-    monkeypatch.setattr(model_fields, "find_spec", lambda name: None)
+    for cached in ("architectures", "config_source", "_names_in_the_mappings", "_parse", "_read"):
+        getattr(config_source, cached).cache_clear()
+    monkeypatch.setattr(config_source, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="ac-recipes doctor"):
         check(tiny_file)

@@ -20,7 +20,15 @@ class RankError(RunError):
 
 
 class LostPeerError(RankError):
-    """This rank is well, but another one has ended. That one says why."""
+    """This rank is well, but another one has ended. That one says why, unless it was killed.
+
+    kept: what the run goes on from, and with which command. has_saved: whether this rank has written that.
+    """
+
+    def __init__(self, message: str, kept: str, *, has_saved: bool = False) -> None:
+        super().__init__(message)
+        self.kept = kept
+        self.has_saved = has_saved
 
 
 class RunInterruptedError(RunError):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from ac_recipes.errors import RunError, RunInterruptedError, UsageError
 from ac_recipes.invocation import Invocation
-from ac_recipes.rank_process import PARENT
+from ac_recipes.rank_process import KEPT_FILE, PARENT
 
 STOP_FILE = "AC_RECIPES_STOP_FILE"
 """Environment variable with the name of a file in which the launcher leaves the number of a signal that it was sent.
@@ -106,8 +106,9 @@ def launch_ranks(arguments: list[str], nproc_per_node: int, nodes: Nodes, invoca
         raise UsageError(f"--nproc-per-node: {nproc_per_node} ranks asked for, but this machine has {gpus} GPUs")
     # Each rank would otherwise start a thread for every core.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc_per_node)))
-    # A rank that waits in a collective for one that is gone does not hear the SIGTERM that is to end it.
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "10")
+    # A rank that waits in a collective for one that is gone does not hear the SIGTERM that is to end it. One that saves
+    # what it was left with needs the time.
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "60")
     os.environ[PARENT] = str(os.getpid())
     invocation.hand_on()
     for name in list(logging.root.manager.loggerDict):
@@ -127,7 +128,8 @@ def launch_ranks(arguments: list[str], nproc_per_node: int, nodes: Nodes, invoca
     )
     with tempfile.TemporaryDirectory(prefix="ac-recipes-") as folder:
         stop_file = Path(folder) / "stop"
-        os.environ[STOP_FILE] = str(stop_file)
+        kept_file = Path(folder) / "kept"
+        os.environ |= {STOP_FILE: str(stop_file), KEPT_FILE: str(kept_file)}
 
         def ask_to_stop(signum: int, _frame: FrameType | None) -> None:
             if stop_file.exists():
@@ -144,7 +146,10 @@ def launch_ranks(arguments: list[str], nproc_per_node: int, nodes: Nodes, invoca
             rank, failure = _first_failure(error.failures)
             if failure.exitcode == UsageError.exit_code:
                 raise UsageError(_message(failure)) from error
-            raise RunError(f"rank {rank}: {_message(failure)}; the other ranks were ended") from error
+            said = f"rank {rank}: {_message(failure)}; the other ranks were ended"
+            if kept_file.exists() and not isinstance(failure.error_file_data.get("message"), dict):  # else it has told
+                said += f"; {kept_file.read_text(encoding='utf-8')}"
+            raise RunError(said) from error
         except SignalException as error:
             raise RunInterruptedError(error.sigval) from error
 

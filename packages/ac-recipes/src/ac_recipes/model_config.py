@@ -7,35 +7,31 @@ from copy import deepcopy
 from difflib import get_close_matches
 from typing import Any
 
+from ac_recipes.config_source import Part, architectures, source_of
 from ac_recipes.errors import UsageError
 from ac_recipes.images.layout import image_problems
-from ac_recipes.model_fields import SET_ELSEWHERE, check_length
+from ac_recipes.model_fields import check_length
 from ac_recipes.reader import Problem
 from ac_recipes.reader.mistakes import KeyPath
 from ac_recipes.recipe import Recipe
 
 
 def check_model_config(recipe: Recipe) -> Iterator[Problem]:
-    """What transformers has against `model.config`: an unknown architecture, a bad value, a field it does not have.
+    """What transformers has against `model.config` that its source does not show: a bad value, a field that it lacks.
 
     transformers takes an unknown field silently, as an attribute nobody reads; here it is a mistake. Imports
-    transformers, so run it only on a recipe that is right in itself.
+    transformers, so run it only on a recipe that is right in itself, and on fields that `field_problems` has nothing
+    against.
     """
     from transformers import CONFIG_MAPPING
 
     fields = recipe.model.config
     if fields is None:  # a pretrained model brings its own, which is seen when it is loaded
         return
-    unknown = [*_unknown_architectures(fields, ("model", "config"), list(CONFIG_MAPPING))]
-    yield from unknown
-    if unknown:
-        return
-    for name in sorted(SET_ELSEWHERE.keys() & fields.keys()):
-        yield Problem(path=("model", "config", name), message=f"set {SET_ELSEWHERE[name]} instead", at_key=True)
     try:
         config = transformers_config(fields)
     except Exception as error:  # noqa: BLE001 - whatever its validators raise is about these fields
-        yield _refused(error)
+        yield _refused(error, CONFIG_MAPPING[fields["model_type"]], fields, ("model", "config"))
         return
     yield from _field_problems(config, fields, ("model", "config"))
     yield from image_problems(recipe, config)
@@ -83,26 +79,8 @@ def with_vocabulary(fields: dict[str, Any], vocab_size: int) -> dict[str, Any]:
     return fields | {"text_config": language} if nested else language
 
 
-def _unknown_architectures(fields: dict[str, Any], path: KeyPath, known: list[str]) -> Iterator[Problem]:
-    model_type = fields.get("model_type")
-    if model_type is not None and model_type not in known:
-        near = get_close_matches(str(model_type), known, n=1)
-        yield Problem(
-            path=(*path, "model_type"),
-            message=f"transformers has no architecture {model_type!r}",
-            suggestion=near[0] if near else None,
-        )
-    for name, value in fields.items():
-        if isinstance(value, dict) and name.endswith("_config"):
-            yield from _unknown_architectures(value, (*path, name), known)
-
-
 def _field_problems(config: Any, fields: dict[str, Any], path: KeyPath) -> Iterator[Problem]:
-    """Fields that `config` does not have, or has by two names; the same in the configurations inside of it."""
-    for name, other in config.attribute_map.items():
-        if name in fields and other in fields:
-            message = f"{name!r} is another name of {other!r}, which is given too; give one"
-            yield Problem(path=(*path, name), message=message, at_key=True)
+    """Fields that `config` does not have; the same in the configurations inside of it."""
     known = {field.name for field in dataclasses.fields(config)} | set(config.attribute_map)
     for name in _taken_silently(config, fields, known):
         near = get_close_matches(name, sorted(known), n=1)
@@ -114,19 +92,44 @@ def _field_problems(config: Any, fields: dict[str, Any], path: KeyPath) -> Itera
         )
     for name in config.sub_configs:
         inner = getattr(config, name, None)
-        if inner is not None and isinstance(fields.get(name), dict):
-            yield from _field_problems(inner, fields[name], (*path, name))
+        if inner is not None and isinstance(given := fields.get(name), dict):
+            part = _parts(config).get(name)
+            its = {field: value for field, value in given.items() if part is None or field not in part.settings}
+            yield from _field_problems(inner, its, (*path, name))
 
 
-def _refused(error: Exception) -> Problem:
-    """What a validator of transformers says, at the field it says it of, without the names of Python classes."""
+def _parts(config: Any) -> dict[str, Part]:
+    return source_of(config.model_type).parts if config.model_type in architectures() else {}
+
+
+def _refused(error: Exception, kind: Any, fields: dict[str, Any], path: KeyPath) -> Problem:
+    """What a validator of transformers says, at the field it says it of, without the names of Python classes.
+
+    kind: the class that `error` was raised in the construction of; or in that of a part, which shows when it is alone.
+    """
+    for name, part in kind.sub_configs.items():
+        if isinstance(given := fields.get(name), dict) and (inner := _class_of_part(kind, name, part, given)):
+            try:
+                inner(**deepcopy(given))
+            except Exception as its:  # noqa: BLE001 - as above
+                return _refused(its, inner, given, (*path, name))
     text = " ".join(str(error).split())
     field = re.match(r"Validation error for field '(\w+)': \w+: (.*)", text)
     if field:
         said = re.sub(r"^Field '\w+' ", "", field[2])
-        return Problem(path=("model", "config", field[1]), message=said)
+        return Problem(path=(*path, field[1]), message=said)
     said = re.sub(r"^Class validation error for validator '\w+': \w+: ", "", text)
-    return Problem(path=("model", "config"), message=said[:400])
+    return Problem(path=path, message=said[:400])
+
+
+def _class_of_part(whole: Any, name: str, part: Any, given: dict[str, Any]) -> Any:
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    if part is not AutoConfig:
+        return part
+    default = _parts(whole).get(name)
+    model_type = given.get("model_type") or (default.model_type if default is not None else None)
+    return None if model_type is None else CONFIG_MAPPING[model_type]
 
 
 def _taken_silently(config: Any, given: dict[str, Any], known: set[str]) -> list[str]:

@@ -5,12 +5,19 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import NoReturn
 
 from ac_recipes.errors import LostPeerError, RankError, UsageError
 
 PARENT = "AC_RECIPES_LAUNCHER"
 """Environment variable with the process id of the launcher of ours that started a rank."""
+
+KEPT_FILE = "AC_RECIPES_KEPT_FILE"
+"""Environment variable with the name of a file in which a rank that lost another leaves what the run goes on from.
+
+The launcher is told the errors of those ranks only that failed by themselves, and one that was killed leaves none.
+"""
 
 _LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
@@ -51,7 +58,7 @@ def told_as(error: BaseException) -> str | None:
     """
     if not is_worker():
         return str(error)
-    if isinstance(error, RankError) and not isinstance(error, LostPeerError):
+    if isinstance(error, RankError) and (error.has_saved if isinstance(error, LostPeerError) else True):
         return f"rank {os.environ['RANK']}: {error}"
     return str(error) if speaks_for_all() else None
 
@@ -66,6 +73,8 @@ def report_failure(error: BaseException) -> bool:
         return False
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
+    if isinstance(error, LostPeerError):
+        Path(os.environ[KEPT_FILE]).write_text(error.kept, encoding="utf-8")
     get_error_handler().record_exception(error)
     return True
 

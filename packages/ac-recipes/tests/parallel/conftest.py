@@ -4,6 +4,7 @@ import json
 import math
 import multiprocessing
 import runpy
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -60,10 +61,13 @@ def train_on_ranks(tmp_path: Path) -> Callable[..., list[str]]:
     """`train_on_ranks(2, recipe, (recipe, run_to_resume), ...)`: their run folders.
 
     prelude: what ranks run first. script: what they run in place of training `jobs`, `(recipe file, folder to resume or
-    None)`; rank 0 prints a list as JSON, and all end with `os._exit(0)`.
+    None)`; rank 0 prints a list as JSON, and all end with `os._exit(0)`. killed: a rank that is to end by SIGKILL; the
+    first of the others prints.
     """
 
-    def run(ranks: int, *asked: Recipe | tuple[Recipe, str], prelude: str = "", script: str = RANK) -> list[str]:
+    def run(
+        ranks: int, *asked: Recipe | tuple[Recipe, str], prelude: str = "", script: str = RANK, killed: int | None = None
+    ) -> list[str]:
         jobs = []
         for number, one in enumerate(asked):
             recipe, resume = one if isinstance(one, tuple) else (one, None)
@@ -81,7 +85,10 @@ def train_on_ranks(tmp_path: Path) -> Callable[..., list[str]]:
             process.start()
         deadline = time.monotonic() + SECONDS
         # The first that fails ends the others, which would wait for it.
-        while any(p.is_alive() for p in processes) and not any(p.exitcode for p in processes):
+        expected = [-signal.SIGKILL if rank == killed else 0 for rank in range(ranks)]
+        while any(p.is_alive() for p in processes) and all(
+            p.exitcode in (None, code) for p, code in zip(processes, expected, strict=True)
+        ):
             time.sleep(0.02)
             if time.monotonic() > deadline:
                 break
@@ -89,8 +96,9 @@ def train_on_ranks(tmp_path: Path) -> Callable[..., list[str]]:
             process.kill()
             process.join()
         said = "\n".join(path.read_text()[-4000:] for path in sorted(tmp_path.glob("[0-9].err")))
-        assert [process.exitcode for process in processes] == [0] * ranks, said
-        return json.loads((tmp_path / "0.out").read_text())
+        assert [process.exitcode for process in processes] == expected, said
+        speaker = min(rank for rank in range(ranks) if rank != killed)
+        return json.loads((tmp_path / f"{speaker}.out").read_text())
 
     return run
 

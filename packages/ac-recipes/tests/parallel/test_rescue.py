@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from ac_recipes.training.run_folder import RunFolder
 
 NOISY = (
@@ -72,3 +74,61 @@ def test_all_ranks_save_the_last_whole_step_and_go_on_to_the_bit(short, train_on
     (after_memory,) = train_on_ranks(2, (short(*NOISY), failed), script=FAULTS)
     assert len(losses(whole)) == 4
     assert losses(after_nan) == losses(after_memory) == losses(whole)
+
+
+KILL = """
+import json, os, re, signal
+from pathlib import Path
+import torch.distributed as dist
+from ac_recipes.errors import RunError
+from ac_recipes.reader import read_recipe
+from ac_recipes.recipe import Recipe
+from ac_recipes.training.trainer import Trainer, train
+
+forward, calls = Trainer.forward, []
+
+def spoilt(self, *arguments, **options):
+    calls.append(self.steps_done)
+    if dist.get_rank() == VICTIM and calls.count(2) == 2:  # in the middle of step 3
+        os.kill(os.getpid(), signal.SIGKILL)
+    return forward(self, *arguments, **options)
+
+((path, _),) = jobs
+recipe = read_recipe(Recipe, Path(path))
+lines = [str(train(recipe, "noisy", to_stderr=True).run)]
+Trainer.forward = spoilt
+try:
+    train(recipe, "noisy", to_stderr=True)
+except RunError as error:
+    lines.append(f"{type(error).__name__}: {error}")
+print(json.dumps(lines), flush=True)
+os._exit(0)
+"""
+
+COPIES = ("distributed.dp_size=2", "distributed.dp_replicate_size=2")
+
+
+@pytest.mark.parametrize(
+    ("victim", "settings"),
+    [(0, ["distributed.strategy=ddp"]), (1, ["distributed.strategy=ddp"]), (0, COPIES)],
+    ids=["ddp, rank 0", "ddp, rank 1", "fsdp2, copies"],
+)
+def test_who_is_left_by_a_rank_that_is_killed_saves_the_last_whole_step(short, train_on_ranks, victim, settings):
+    recipe = short(*NOISY, *settings)
+    whole, told = train_on_ranks(2, recipe, script=KILL.replace("VICTIM", str(victim)), killed=victim)
+    found = re.fullmatch(
+        r"LostPeerError: another rank has ended, in step 3, and says why on its node; the newest checkpoint is "
+        r"(\S+)/checkpoints/step-00000002; go on with: ac-recipes train noisy --resume (\S+)",
+        told,
+    )
+    assert found, told
+    assert found[1] == found[2]
+    (resumed,) = train_on_ranks(2, (recipe, found[1]))
+    assert len(losses(whole)) == 4
+    assert losses(resumed) == losses(whole)
+
+
+def test_shares_of_a_run_are_not_saved_without_the_rank_that_is_killed(short, train_on_ranks):
+    _, told = train_on_ranks(2, short(*NOISY), script=KILL.replace("VICTIM", "1"), killed=1)
+    assert "; no checkpoint was written yet (the steps since could not be saved: each rank held a share of" in told
+    assert told.endswith("; start the run anew")

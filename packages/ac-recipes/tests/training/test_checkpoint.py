@@ -1,13 +1,14 @@
 """A checkpoint is whole or absent, and gives back every bit."""
 
 import os
+import threading
 
 import pytest
 import torch
 from torch import nn
 
 from ac_core import apply_activation_checkpointing
-from ac_recipes.training.checkpoint import RunState, load_checkpoint, save_checkpoint, whole_checkpoints
+from ac_recipes.training.checkpoint import RunState, load_checkpoint, save_alone, save_checkpoint, whole_checkpoints
 from ac_recipes.training.manifest import MANIFEST, damage, record_files
 from ac_recipes.training.ranks import Ranks
 
@@ -30,11 +31,12 @@ def build():
 
 
 def state_of(model):
-    return RunState.of(model, torch.optim.AdamW(model.parameters()), ALONE.device)
+    return RunState.of(model, torch.optim.AdamW(model.parameters()))
 
 
-def train(model, optimizer, steps):
-    for _ in range(steps):
+def train(model, optimizer, steps, first=0):
+    for step in range(first, first + steps):
+        torch.manual_seed(step)
         model(torch.randn(3, 4)).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -43,19 +45,17 @@ def train(model, optimizer, steps):
 @pytest.fixture
 def saved(tmp_path):
     model, optimizer = build()
-    torch.manual_seed(5)
     train(model, optimizer, 2)
-    save_checkpoint(tmp_path, 2, RunState.of(model, optimizer, ALONE.device), ALONE)
-    train(model, optimizer, 3)
+    save_checkpoint(tmp_path, 2, RunState.of(model, optimizer), ALONE)
+    train(model, optimizer, 3, first=2)
     return tmp_path, model
 
 
 def test_training_goes_on_bit_for_bit(saved):
     folder, expected = saved
     model, optimizer = build()
-    torch.manual_seed(99)
-    assert load_checkpoint(whole_checkpoints(folder)[-1], model, optimizer, ALONE)
-    train(model, optimizer, 3)
+    load_checkpoint(whole_checkpoints(folder)[-1], model, optimizer)
+    train(model, optimizer, 3, first=2)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
 
 
@@ -63,8 +63,8 @@ def test_saved_with_checkpointing_loaded_without(saved):
     folder, expected = saved
     model, optimizer = build()
     apply_activation_checkpointing(model)
-    load_checkpoint(whole_checkpoints(folder)[-1], model, optimizer, ALONE)
-    train(model, optimizer, 3)
+    load_checkpoint(whole_checkpoints(folder)[-1], model, optimizer)
+    train(model, optimizer, 3, first=2)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
 
 
@@ -72,7 +72,7 @@ def test_only_whole_ones_are_listed_oldest_first(saved):
     folder, model = saved
     optimizer = torch.optim.AdamW(model.parameters())
     for step in (10, 4):
-        save_checkpoint(folder, step, RunState.of(model, optimizer, ALONE.device), ALONE)
+        save_checkpoint(folder, step, RunState.of(model, optimizer), ALONE)
     assert [c.step for c in whole_checkpoints(folder)] == [2, 4, 10]
     (folder / "step-00000099.partial").mkdir()
     (folder / "step-00000098").mkdir()
@@ -83,7 +83,7 @@ def test_the_optimizers_settings_are_those_it_was_built_with(saved):
     folder, _ = saved
     model, _ = build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, betas=(0.5, 0.6), weight_decay=0.7)
-    load_checkpoint(whole_checkpoints(folder)[-1], model, optimizer, ALONE)
+    load_checkpoint(whole_checkpoints(folder)[-1], model, optimizer)
     assert (optimizer.param_groups[0]["betas"], optimizer.param_groups[0]["weight_decay"]) == ((0.5, 0.6), 0.7)
     assert {int(state["step"]) for state in optimizer.state.values()} == {2}
 
@@ -138,3 +138,48 @@ def test_a_save_that_fails_leaves_the_older_ones(saved, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         save_checkpoint(folder, 9, state_of(model), ALONE)
     assert [c.step for c in whole_checkpoints(folder)] == [2]
+
+
+def test_of_two_that_save_alone_one_writes_and_the_other_waits_for_it(saved, monkeypatch):
+    folder, model = saved
+    writing, go_on, returned = threading.Event(), threading.Event(), []
+    save = torch.distributed.checkpoint.save
+
+    def slow(*args, **kwargs):
+        writing.set()
+        assert go_on.wait(20)
+        return save(*args, **kwargs)
+
+    monkeypatch.setattr("torch.distributed.checkpoint.save", slow)
+    threads = [
+        threading.Thread(target=lambda: returned.append(save_alone(folder, 7, state_of(model), ALONE.device)))
+        for _ in range(2)
+    ]
+    threads[0].start()
+    assert writing.wait(20)
+    monkeypatch.setattr("torch.distributed.checkpoint.save", None)  # the second is not to call it
+    threads[1].start()
+    threads[1].join(0.3)
+    assert returned == []
+    go_on.set()
+    for thread in threads:
+        thread.join(20)
+    assert [path.name for path in returned] == ["step-00000007"] * 2
+    assert [(c.step, damage(c)) for c in whole_checkpoints(folder)] == [(2, None), (7, None)]
+    assert list(folder.glob("*.partial")) == []
+    assert save_alone(folder, 7, state_of(model), ALONE.device) == returned[0], "there already: nothing is written"
+
+
+def test_one_that_fails_to_save_alone_leaves_nothing_and_the_next_may(saved, monkeypatch):
+    folder, model = saved
+
+    def full_disk(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("torch.distributed.checkpoint.save", full_disk)
+        with pytest.raises(OSError, match="No space left"):
+            save_alone(folder, 9, state_of(model), ALONE.device)
+    assert [path.name for path in folder.iterdir()] == ["step-00000002"]
+    save_alone(folder, 9, state_of(model), ALONE.device)
+    assert [c.step for c in whole_checkpoints(folder)] == [2, 9]

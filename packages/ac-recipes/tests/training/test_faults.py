@@ -99,7 +99,8 @@ def test_a_file_that_cannot_be_read_or_written_is_named(told, error, begins, rem
 def test_a_rank_that_lost_another_leaves_the_word_to_it(told):
     raised, message = told(RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:4711"))
     assert isinstance(raised, LostPeerError)
-    assert message == f"another rank has ended, in step 4, and says why on its node; {KEPT}"
+    assert raised.kept == message.partition("says why on its node; ")[2].replace("RUN", raised.kept.rpartition(" ")[2])
+    assert message == f"another rank has ended, in step 4, and says why on its node; {KEPT}; {GO_ON}"
 
 
 def test_what_only_a_step_can_show_of_the_recipe_is_told(tiny):

@@ -20,7 +20,7 @@ from ac_recipes.automodel.rules import (
     unless_null,
 )
 from ac_recipes.automodel.section import Section, Target, named
-from ac_recipes.model_fields import architectures
+from ac_recipes.config_source import architectures
 from ac_recipes.reader.mistakes import KeyPath
 from ac_recipes.reader.nodes import Entry, ListNode, ScalarNode, node_of
 

@@ -15,15 +15,17 @@ _NO_LIMIT = timedelta(days=365)
 
 
 class Alarm:
-    """Calls `heard`, in a thread of this rank, when another of `ranks` rings. To be made by all ranks alike.
+    """Calls `heard`, in a thread of this rank, when another of `ranks` rings, and `lost` when one has ended without a
+    word. To be made by all ranks alike.
 
-    The thread waits for a message in a process group of its own (gloo), which costs a run nothing. `heard` is to use
-    neither the process groups of the run nor what the main thread changes.
+    The thread waits for a message in a process group of its own (gloo), which costs a run nothing. What it calls is to
+    use neither the process groups of the run nor what the main thread changes.
     """
 
-    def __init__(self, ranks: Ranks, heard: Callable[[], None]) -> None:
+    def __init__(self, ranks: Ranks, *, heard: Callable[[], None], lost: Callable[[], None]) -> None:
         self._ranks = ranks
         self._heard = heard
+        self._lost = lost
         self._group = dist.new_group(backend="gloo", timeout=_NO_LIMIT)
         self._sent: list[dist.Work | None] = []
         self._thread = threading.Thread(target=self._listen, daemon=True)
@@ -48,7 +50,8 @@ class Alarm:
         message = torch.empty(1, dtype=torch.int64)
         try:
             dist.recv(message, group=self._group)
-        except RuntimeError:  # another rank has ended without a word: the main thread finds out by itself
+        except RuntimeError:  # the main thread may wait for it in a collective that does not find out
+            self._lost()
             return
         if message.item() == _FAILED:
             self._heard()

@@ -12,6 +12,7 @@ NOTE [ Whole or absent ]
 
 import os
 import shutil
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,13 +22,16 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ac_recipes.training.manifest import Checkpoint, read_manifest, record_files, write_manifest
 from ac_recipes.training.ranks import Ranks
-from ac_recipes.training.rng import rng_state, set_rng_state
+
+_PATIENCE = 600
+"""Seconds to wait for another rank that writes a checkpoint by itself."""
 
 
 @dataclass(frozen=True)
@@ -35,34 +39,84 @@ class RunState:
     """What a checkpoint holds, of one rank: references, no copies.
 
     model: parameters and buffers under the names that the model has without checkpointing. optimizer: its state by
-    parameter name. rng: the rank's random-number state.
+    parameter name.
     """
 
     model: dict[str, Any]
     optimizer: dict[str, Any]
-    rng: dict[str, Tensor]
 
     @classmethod
-    def of(cls, model: nn.Module, optimizer: Optimizer, device: torch.device) -> "RunState":
+    def of(cls, model: nn.Module, optimizer: Optimizer) -> "RunState":
         """Neither is changed."""
-        return cls(*get_state_dict(model, optimizer), rng_state(device))
+        return cls(*get_state_dict(model, optimizer))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is that of the whole model, and not this rank's share."""
+        values = [*self.model.values(), *(each for state in self.optimizer["state"].values() for each in state.values())]
+        return all(each.to_local().shape == each.shape for each in values if isinstance(each, DTensor))
 
 
 def save_checkpoint(
     folder: Path, step: int, state: RunState, ranks: Ranks, validation_loss: float | None = None
 ) -> Path:
     """Write `folder/step-N` from every rank; returns its path."""
-    final = folder / f"step-{step:08d}"
+    final = _path(folder, step)
     partial = final.with_name(f"{final.name}.partial")
     if ranks.is_first:
         discard_partial(folder)
         partial.mkdir(parents=True)
     ranks.wait()
+    _write(partial, final, step, state, ranks, validation_loss)
+    return final
+
+
+def save_alone(folder: Path, step: int, state: RunState, device: torch.device) -> Path:
+    """Write `folder/step-N` from this rank, whose `state` is whole, and communicate with no other.
+
+    Of several ranks that try, one writes it, and the others return when it stands.
+
+    Raises:
+        OSError: another rank wrote it and did not end.
+    """
+    final = _path(folder, step)
+    partial = final.with_name(f"{final.name}.alone.partial")
+    try:
+        partial.mkdir(parents=True)
+    except FileExistsError:
+        _wait_for(final, partial)
+        return final
+    try:
+        if not isinstance(read_manifest(final), Checkpoint):  # else another rank was there before
+            _write(partial, final, step, state, Ranks(0, 1, device), None)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return final
+
+
+def _wait_for(final: Path, partial: Path) -> None:
+    for _ in range(_PATIENCE * 10):
+        if not partial.exists():
+            break
+        time.sleep(0.1)
+    if isinstance(wrong := read_manifest(final), str):
+        raise OSError(f"another rank could not write it: {wrong}")
+
+
+def _path(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}"
+
+
+def _write(
+    partial: Path, final: Path, step: int, state: RunState, ranks: Ranks, validation_loss: float | None
+) -> None:
+    """Fill the folder `partial` and rename it."""
     with _single_process_is_fine():
         dcp.save(
-            {"model": state.model, "optimizer": state.optimizer, "rng": {str(ranks.rank): state.rng}},
+            {"model": state.model, "optimizer": state.optimizer},
             checkpoint_id=partial,
             process_group=ranks.group,
+            no_dist=ranks.world_size == 1,
         )
     ranks.wait()
     shares = ranks.gather(record_files(partial, ranks.rank, ranks.world_size))
@@ -73,14 +127,14 @@ def save_checkpoint(
         if final.exists():  # damaged: a run resumes from the newest sound checkpoint, so it comes here again
             shutil.rmtree(final)
         partial.rename(final)
-        _sync_folder(folder)
+        _sync_folder(final.parent)
     ranks.wait()
-    return final
 
 
-def discard_partial(folder: Path) -> None:
-    """Delete what kills and failures have left in `folder`: it may fill the disk, and is of no use."""
-    for leftover in folder.glob("step-*.partial"):
+def discard_partial(folder: Path, step: int | None = None) -> None:
+    """Delete what kills and failures have left in `folder`, or what the ranks together have written of `step`: it may
+    fill the disk, and is of no use."""
+    for leftover in folder.glob("step-*.partial" if step is None else f"{_path(folder, step).name}.partial"):
         shutil.rmtree(leftover)
 
 
@@ -95,28 +149,19 @@ def found_checkpoints(folder: Path) -> list[Checkpoint | str]:
     return [read_manifest(path) for path in paths]
 
 
-def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> bool:
+def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer) -> None:
     """Load into a model and an optimizer built as they were; the number of ranks and the strategy may differ.
 
     The optimizer's settings (betas, weight decay, ...) stay those that it was built with.
-
-    Returns:
-        Whether the random-number state was restored: it belongs to a rank, so only on as many ranks as wrote it.
     """
     model_state, optimizer_state = get_state_dict(model, optimizer)
     state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
-    same_ranks = checkpoint.world_size == ranks.world_size
-    if same_ranks:
-        state["rng"] = {str(ranks.rank): rng_state(ranks.device)}
     with _single_process_is_fine():
         dcp.load(state, checkpoint_id=checkpoint.path)
     settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     for group, asked in zip(optimizer.param_groups, settings, strict=True):
         group.update(asked)
-    if same_ranks:
-        set_rng_state(state["rng"][str(ranks.rank)], ranks.device)
-    return same_ranks
 
 
 @contextmanager

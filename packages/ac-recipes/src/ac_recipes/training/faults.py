@@ -39,11 +39,13 @@ class Faults:
 
     when: what the run is doing, for its last words; whoever goes on to something else says so.
     unsaved: why what was trained since the newest checkpoint could not be saved, where that was tried.
+    saved_alone: whether this rank has saved it, after others were lost.
     """
 
     def __init__(self, run: RunFolder, invocation: Invocation, ranks: Ranks, recipe: Recipe) -> None:
         self.when = "while the run was set up"
         self.unsaved: str | None = None
+        self.saved_alone = False
         self._run = run
         self._invocation = invocation
         self._ranks = ranks
@@ -74,12 +76,18 @@ class Faults:
             return RunError(self._not_finite(error))
         if is_out_of_memory(error):
             return RankError(self._out_of_memory(error))
-        if any(text in str(error) for text in _LOST_PEER_TEXT):
-            return LostPeerError(f"another rank has ended, {self.when}, and says why on its node; {self.kept()}")
+        if is_lost_peer(error):
+            return self.lost_peer()
         if is_disk_full(error) or isinstance(error, OSError):
             remedy = "Make room, and" if is_disk_full(error) else "Once it is mended,"
             return RankError(f"{reason_of(error)}, {self.when}; {self.kept()}. {remedy} {self.go_on()}")
         return self._not_as_asked(error)
+
+    def lost_peer(self) -> LostPeerError:
+        """Another rank is gone; with what the run goes on from, as that one may not be able to tell."""
+        kept = f"{self.kept()}; {self.go_on()}"
+        said = f"another rank has ended, {self.when}, and says why on its node; {kept}"
+        return LostPeerError(said, kept, has_saved=self.saved_alone)
 
     def not_saved(self, error: BaseException, step: int) -> RunError:
         """The checkpoint of step `step` could not be written."""
@@ -159,6 +167,11 @@ def is_out_of_memory(error: BaseException) -> bool:
         if isinstance(each, RuntimeError) and any(text in str(each) for text in _NO_MEMORY_TEXT):
             return True
     return False
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether `error`, or what it was raised from, is a collective that failed because another rank has ended."""
+    return any(text in str(each) for each in causes(error) for text in _LOST_PEER_TEXT)
 
 
 def is_disk_full(error: BaseException) -> bool:

@@ -1,17 +1,20 @@
 """Keeping what was trained when a step fails.
 
 NOTE [ The last whole step ]
-1. Until its update begins, a step changes gradients, random numbers and buffers, and nothing else. `LastStep` holds
-   references to weights and optimizer state, and copies of the other two from before the step. What it holds is
+1. Until its update begins, a step changes gradients and buffers, and nothing else that a run goes on from. `LastStep`
+   holds references to weights and optimizer state, and copies of the buffers from before the step. What it holds is
    therefore the run after its last whole step, at any moment but during an update.
 2. A loss that is not finite is found by all ranks at once. Whatever else fails may fail on one rank, while the others
    wait for it in a collective. That rank rings (`alarm`); on the others a thread hears it and writes their part, by the
    references alone: it touches no module, in whatever state the main thread has left it. They communicate in a group
    of their own. When the rank that failed then ends, the others lose their peer and end as well. A main thread that
    has all it needs for its update waits with it: no update begins while the weights are being written.
-3. A step that fails within its update leaves weights of which some are new and some are old: they are not saved. Nor
-   are weights that are not finite.
-4. Nothing is deleted for a rescue, whatever `checkpoint.keep_last` says: older checkpoints may be what is of use.
+3. A rank that is killed tells nobody. The others lose a peer: their next collective fails, and so does the wait for the
+   alarm, even where a main thread hangs. No group can be relied on then. Where each rank holds the whole run (DDP; FSDP2
+   whose copies are not sharded), one that is left writes it by itself, the first that claims the folder.
+4. A step that fails within its update leaves weights of which some are new and some are old: they are not saved. Nor
+   are weights that are not finite. Where only rank 0's buffers count, as in DDP, no other rank saves a model with buffers.
+5. Nothing is deleted for a rescue, whatever `checkpoint.keep_last` says: older checkpoints may be what is of use.
 """
 
 import gc
@@ -31,11 +34,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from ac_recipes.errors import LostPeerError
 from ac_recipes.training.alarm import Alarm
 from ac_recipes.training.checkpoint import RunState
-from ac_recipes.training.faults import Faults, NotFiniteError, causes, reason_of
+from ac_recipes.training.faults import Faults, NotFiniteError, causes, is_lost_peer, reason_of
 from ac_recipes.training.ranks import Ranks
-from ac_recipes.training.rng import rng_state
 from ac_recipes.training.saving import Saver
 
 if TYPE_CHECKING:
@@ -44,27 +47,27 @@ if TYPE_CHECKING:
 MEETING = timedelta(seconds=60)
 """How long ranks wait for one another when one has failed."""
 
+PATIENCE = timedelta(minutes=10)
+"""How long the thread that ends a rank waits for the other, which saves."""
+
 
 class LastStep:
     """The run after its last whole step: see the note above. `is_wanted`: whether a run may be saved at all."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, device: torch.device, *, is_wanted: bool = True) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, *, is_wanted: bool = True) -> None:
         self.is_updating = False
         self._is_wanted = is_wanted
-        self._model, self._optimizer, self._device = model, optimizer, device
+        self._model, self._optimizer = model, optimizer
         self._named = model.module if isinstance(model, DistributedDataParallel) else model
         self._references: RunState | None = None
         self._states = 0
         self._update = threading.Lock()
-        self._rng: dict[str, Tensor] | None = None
         self._buffers: dict[str, Tensor] = {}
 
     def begin(self) -> None:
         """A step begins."""
-        if not self._is_wanted:
-            return
-        self._rng = rng_state(self._device)
-        self._buffers = {name: buffer.clone() for name, buffer in self._named.named_buffers()}
+        if self._is_wanted:
+            self._buffers = {name: buffer.clone() for name, buffer in self._named.named_buffers()}
 
     @contextmanager
     def updating(self) -> Iterator[None]:
@@ -74,9 +77,9 @@ class LastStep:
             yield
             # A parameter has optimizer state from its first gradient on, which may come in any step.
             if self._is_wanted and len(self._optimizer.state) != self._states:
-                self._references = RunState.of(self._model, self._optimizer, self._device)
+                self._references = RunState.of(self._model, self._optimizer)
                 self._states = len(self._optimizer.state)
-            self._rng, self._buffers = None, {}
+            self._buffers = {}
             self.is_updating = False
 
     @contextmanager
@@ -99,10 +102,14 @@ class LastStep:
         assert self._references is not None
         model = self._references.model
         return replace(
-            self._references,
-            model=model | {name: values for name, values in self._buffers.items() if name in model},
-            rng=self._rng or rng_state(self._device),
+            self._references, model=model | {name: values for name, values in self._buffers.items() if name in model}
         )
+
+    @property
+    def has_buffers(self) -> bool:
+        """Whether a checkpoint holds any."""
+        assert self._references is not None
+        return any(name in self._references.model for name, _ in self._named.named_buffers())
 
 
 class Rescue:
@@ -115,7 +122,7 @@ class Rescue:
         self._alarm: Alarm | None = None
         if ranks.world_size > 1 and saver.config.enabled:
             self._ranks = replace(ranks, group=dist.new_group(backend="gloo"))
-            self._alarm = Alarm(ranks, self._keep)
+            self._alarm = Alarm(ranks, heard=self._keep, lost=self._keep_if_any)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -123,20 +130,27 @@ class Rescue:
         try:
             yield
         except (RuntimeError, OSError, MemoryError, NotFiniteError) as error:
-            if self._faults.explain(error) is not None and self._trainer.steps_done > self._saver.newest:
+            if isinstance(error, LostPeerError) or self._faults.explain(error) is not None:
                 release(error)
                 self._trainer.optimizer.zero_grad(set_to_none=True)
                 if self._alarm is not None and not isinstance(error, NotFiniteError):
                     self._alarm.ring()
-                self._keep()
+                self._keep_if_any()
+            if isinstance(error, LostPeerError):  # in a save, which said so before anything was rescued
+                raise self._faults.lost_peer() from error
             raise
         if self._alarm is not None:
             self._alarm.switch_off()
 
+    def _keep_if_any(self) -> None:
+        """`_keep`, where a step was done since the newest checkpoint."""
+        if self._trainer.steps_done > self._saver.newest:
+            self._keep()
+
     def _keep(self) -> None:
         """Save, once, or tell `faults` why that is not possible: from the main thread, or from that of the alarm."""
         if not self._once.acquire(blocking=False):
-            self._is_over.wait(2 * MEETING.total_seconds())
+            self._is_over.wait(PATIENCE.total_seconds())
             return
         try:
             self._faults.unsaved = self._reason_not_to() or self._saved()
@@ -149,17 +163,42 @@ class Rescue:
 
     def _saved(self) -> str | None:
         if self._ranks.world_size > 1:
-            dist.monitored_barrier(self._ranks.group, timeout=MEETING, wait_all_ranks=True)
-        with self._trainer.last.still():
-            return self._saved_while_still()
+            try:
+                dist.monitored_barrier(self._ranks.group, timeout=MEETING, wait_all_ranks=True)
+            except RuntimeError:  # of whichever kind: one did not come
+                return self._saved_alone()
+        try:
+            with self._trainer.last.still():
+                return self._saved_together()
+        except (RuntimeError, CheckpointException) as error:
+            if not is_lost_peer(error):
+                raise
+            return self._saved_alone()
 
-    def _saved_while_still(self) -> str | None:
+    def _saved_alone(self) -> str | None:
+        """Without a word to another rank."""
+        trainer = self._trainer
+        if not trainer.last.state.is_whole:
+            return "each rank held a share of the run, and one of them is gone"
+        with trainer.last.still():
+            wrong = self._wrong_here()
+            if wrong is None and not self._ranks.is_first and trainer.last.has_buffers:
+                wrong = "the buffers that count are those of rank 0, which is gone"
+            if wrong is None:
+                with _aside(self._ranks.device):
+                    self._saver.rescue_alone(trainer.steps_done, trainer.last.state)
+                self._faults.saved_alone = True
+            return wrong
+
+    def _wrong_here(self) -> str | None:
         step, last = self._trainer.steps_done, self._trainer.last
         if last.is_updating:
-            wrong = f"some of the weights have the update of step {step + 1} already, and others have not"
-        else:
-            wrong = _spoilt(last.state)
-        found = self._ranks.gather((step, wrong))
+            return f"some of the weights have the update of step {step + 1} already, and others have not"
+        return _spoilt(last.state)
+
+    def _saved_together(self) -> str | None:
+        step, last = self._trainer.steps_done, self._trainer.last
+        found = self._ranks.gather((step, self._wrong_here()))
         if any(other != step for other, _ in found):
             return "the ranks had not done the same number of steps"
         wrong = next((told for _, told in found if told is not None), None)

@@ -1,19 +1,16 @@
-"""The random-number generators of one rank."""
+"""The random numbers of one step.
+
+Each step seeds torch's generators by itself, from the recipe's seed, its number and the rank. So a checkpoint holds no
+state of generators: any rank can write what all need to go on, and the random numbers of a step are the same whatever was
+drawn before it.
+"""
+
+import hashlib
 
 import torch
-from torch import Tensor
 
 
-def rng_state(device: torch.device) -> dict[str, Tensor]:
-    """The state of torch's generators for the CPU and, on a GPU, for `device`: uint8, on the CPU."""
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def set_rng_state(state: dict[str, Tensor], device: torch.device) -> None:
-    """Put back what `rng_state` gave."""
-    torch.set_rng_state(state["cpu"])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"], device)
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Seed torch's generators, of the CPU and of all GPUs, for step `step` (0 first) on `rank`."""
+    digest = hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()
+    torch.manual_seed(int.from_bytes(digest[:8], "little"))

@@ -16,6 +16,7 @@ from ac_recipes.training.checkpoint import (
     discard_partial,
     found_checkpoints,
     load_checkpoint,
+    save_alone,
     save_checkpoint,
     whole_checkpoints,
 )
@@ -48,9 +49,9 @@ class Saver:
         Raises:
             RunError: it cannot be written; the older ones are kept.
         """
-        state = RunState.of(self.model, self.optimizer, self.ranks.device)
+        state = RunState.of(self.model, self.optimizer)
         try:
-            with self._whole_or_absent(self.ranks):
+            with self._whole_or_absent(step, self.ranks):
                 path = save_checkpoint(self.folder, step, state, self.ranks, validation_loss)
         except (OSError, RuntimeError, MemoryError, CheckpointException) as error:
             raise self.faults.not_saved(error, step) from error
@@ -67,8 +68,13 @@ class Saver:
         Raises:
             CheckpointException, OSError, RuntimeError, MemoryError: it cannot be written.
         """
-        with self._whole_or_absent(ranks):
+        with self._whole_or_absent(step, ranks):
             save_checkpoint(self.folder, step, state, ranks)
+        self.newest = step
+
+    def rescue_alone(self, step: int, state: RunState) -> None:
+        """As `rescue`, by a rank that has the whole state and can communicate with no other."""
+        save_alone(self.folder, step, state, self.ranks.device)
         self.newest = step
 
     def resume(self) -> Checkpoint:
@@ -77,6 +83,8 @@ class Saver:
         Raises:
             RunError: there is none.
         """
+        if self.ranks.is_first:
+            discard_partial(self.folder)
         found = self.ranks.from_first(found_checkpoints(self.folder))
         damages: list[str] = []
         for candidate in reversed(found):
@@ -85,13 +93,12 @@ class Saver:
                 for told in damages:
                     self.console.line(f"damaged checkpoint: {told}; falling back to the older {candidate.path}")
                 try:
-                    with_rng = load_checkpoint(candidate, self.model, self.optimizer, self.ranks)
+                    load_checkpoint(candidate, self.model, self.optimizer)
                 except CheckpointException as error:  # on all ranks alike
                     damages.append(f"{candidate.path} cannot be loaded ({reason_of(error)})")
                     continue
                 self.newest = candidate.step
-                note = "" if with_rng else " (random numbers restart: it was saved on another number of ranks)"
-                self.console.line(f"resumed from {candidate.path}, {candidate.step} steps done{note}")
+                self.console.line(f"resumed from {candidate.path}, {candidate.step} steps done")
                 return candidate
             damages.append(wrong)
         told = f": {'; '.join(damages)}" if damages else ""
@@ -103,12 +110,12 @@ class Saver:
             self.console.line(f"best checkpoint {best[0].path}, validation loss {best[0].validation_loss:.4f}")
 
     @contextmanager
-    def _whole_or_absent(self, ranks: Ranks) -> Iterator[None]:
+    def _whole_or_absent(self, step: int, ranks: Ranks) -> Iterator[None]:
         try:
             yield
         except (OSError, RuntimeError, MemoryError, CheckpointException):
             if ranks.is_first:
-                discard_partial(self.folder)
+                discard_partial(self.folder, step)
             raise
 
     def _damage(self, checkpoint: Checkpoint) -> str | None:

@@ -35,6 +35,7 @@ from ac_recipes.training.provenance import session
 from ac_recipes.training.ranks import Ranks, joined_ranks
 from ac_recipes.training.rescue import LastStep, Rescue
 from ac_recipes.training.resume import go_on, open_run
+from ac_recipes.training.rng import seed_step
 from ac_recipes.training.saving import Saver
 from ac_recipes.training.settings import settings_table
 from ac_recipes.training.untrained import check_all_get_gradients
@@ -76,8 +77,6 @@ def train(
         parallel = setup_of(recipe).apply(model, ranks)
         model = parallel.model
         optimizer = parallel.finish(build_optimizer(model.parameters(), recipe.optimizer))
-        # What the run draws from here on differs between ranks with different batches, not between those with one.
-        torch.manual_seed(recipe.rng.seed + parallel.data.rank)
         memory = PeakMemory(ranks.device)
         console.asked_applied([*settings_table(recipe, parallel, plan, ranks, data, memory), *frozen])
         console.line(f"run folder {run.path}")
@@ -148,7 +147,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         is_wanted = self.recipe.checkpoint.enabled
-        self.last = LastStep(self.model, self.optimizer, self.ranks.device, is_wanted=is_wanted)
+        self.last = LastStep(self.model, self.optimizer, is_wanted=is_wanted)
         self.schedule = limited(self.recipe.step_scheduler, len(self.data.train))
         self.order = GlobalOrder(len(self.data.train), self.schedule.global_batch_size, self.recipe.rng.seed)
 
@@ -160,6 +159,8 @@ class Trainer:
                 before.
         """
         started = time.perf_counter()
+        # What a step draws differs between ranks with different batches, not between those with one.
+        seed_step(self.recipe.rng.seed, self.steps_done, self.data_ranks.rank)
         self.last.begin()
         microbatches = self.microbatches()
         ignored = self.recipe.loss_fn.ignore_index
