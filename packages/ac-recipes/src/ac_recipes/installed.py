@@ -1,6 +1,6 @@
 """Whether what a recipe needs beside our own requirements is installed: all that is missing, told at once."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from importlib.util import find_spec
 
@@ -19,14 +19,26 @@ def check_installed(recipe: Recipe) -> None:
     Raises:
         UsageError: one line for each, with the command that installs it.
     """
-    missing = [*_packages(recipe), *_libraries(recipe)]
+    _refuse([*_packages(_references(recipe)), *_libraries(recipe, recipe.pretrained_names())])
+
+
+def check_installed_for_shapes(recipe: Recipe) -> None:
+    """As `check_installed`, for who looks at a step without weights and data: a pretrained tokenizer tells its size,
+    and a pretrained model what it is, where the recipe does not."""
+    config = recipe.model.config
+    is_known = config is not None and "vocab_size" in (config.get("text_config") or config)
+    names = [named for named in recipe.pretrained_names() if not (is_known and named[0].startswith("model."))]
+    _refuse([*_packages(names), *_libraries(recipe, names)])
+
+
+def _refuse(missing: list[str]) -> None:
     if missing:
         raise UsageError("\n".join(missing))
 
 
-def _packages(recipe: Recipe) -> Iterator[str]:
+def _packages(references: Iterable[tuple[str, str]]) -> Iterator[str]:
     told = set()
-    for field, reference in _references(recipe):
+    for field, reference in references:
         package = reference.removeprefix(PACKAGE).partition("/")[0]
         if not reference.startswith(PACKAGE) or not package or package in told:
             continue
@@ -48,8 +60,8 @@ def _references(recipe: Recipe) -> Iterator[tuple[str, str]]:
             yield from ((f"{section}.path_or_dataset_id", source) for source in config.sources)
 
 
-def _libraries(recipe: Recipe) -> Iterator[str]:
-    needs = [(field, "a GGUF file", "gguf") for field, name in recipe.pretrained_names() if name.endswith(".gguf")]
+def _libraries(recipe: Recipe, pretrained: list[tuple[str, str]]) -> Iterator[str]:
+    needs = [(field, "a GGUF file", "gguf") for field, name in pretrained if name.endswith(".gguf")]
     if recipe.peft is not None:
         needs.append(("peft", "LoRA", "peft"))
     for field, what, extra in needs:

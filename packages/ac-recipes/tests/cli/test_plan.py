@@ -1,6 +1,8 @@
 """`plan`: block by block, and into the recipe."""
 
+import errno
 import json
+import os
 
 import pytest
 import torch
@@ -75,6 +77,37 @@ def test_a_file_that_is_there_is_kept_unless_it_may_be_overwritten(run, tiny_fil
     assert run(*arguments, "--overwrite")[0] == 0
     assert load_recipe(str(path)).distributed.checkpointing == planned.to_config()
     assert path.read_text().endswith("# mine\n") == (named == "recipe")  # comments of the recipe are kept
+
+
+def test_a_file_that_appears_while_the_plan_is_made_is_kept(run, tiny_file, tmp_path, planned, monkeypatch):
+    path = tmp_path / "planned.yaml"
+
+    def while_somebody_writes(*_arguments, **_options):
+        path.write_text("mine")
+        return planned
+
+    monkeypatch.setattr(planning, "make_plan", while_somebody_writes)
+    arguments = ["plan", str(tiny_file), "--budget", "0.7", "--write", str(path)]
+    code, _, err = run(*arguments)
+    assert code == 1
+    assert f"ac-recipes: --write: {path} has appeared while the plan was made, and is left as it is; give" in err
+    assert path.read_text() == "mine"
+    assert run(*arguments, "--overwrite")[0] == 0
+    assert load_recipe(str(path)).distributed.checkpointing == planned.to_config()
+
+
+def test_a_plan_that_cannot_be_written_leaves_nothing(run, tiny_file, tmp_path, planned, monkeypatch):
+    def full(*_arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "new" / "planned.yaml"
+    path.parent.mkdir()
+    monkeypatch.setattr(planning, "make_plan", lambda *_arguments, **_options: planned)
+    monkeypatch.setattr(os, "replace", full)
+    code, _, err = run("plan", str(tiny_file), "--budget", "0.7", "--write", str(path))
+    assert code == 1
+    assert err.endswith(f"ac-recipes: --write: cannot write {path}: No space left on device\n")
+    assert list(path.parent.iterdir()) == []
 
 
 @pytest.mark.parametrize(("verb", "flag"), [("plan", "--picture"), ("estimate", "--picture"), ("compare", "--report")])

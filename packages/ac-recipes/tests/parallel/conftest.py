@@ -66,7 +66,11 @@ def train_on_ranks(tmp_path: Path) -> Callable[..., list[str]]:
     """
 
     def run(
-        ranks: int, *asked: Recipe | tuple[Recipe, str], prelude: str = "", script: str = RANK, killed: int | None = None
+        ranks: int,
+        *asked: Recipe | tuple[Recipe, str],
+        prelude: str = "",
+        script: str = RANK,
+        killed: int | None = None,
     ) -> list[str]:
         jobs = []
         for number, one in enumerate(asked):

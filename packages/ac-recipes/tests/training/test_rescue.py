@@ -6,6 +6,7 @@ import threading
 import weakref
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from torch.optim import AdamW
 from ac_recipes.errors import RunError
 from ac_recipes.invocation import Invocation
 from ac_recipes.training.checkpoint import whole_checkpoints
-from ac_recipes.training.rescue import LastStep, release
+from ac_recipes.training.ranks import Ranks
+from ac_recipes.training.rescue import LastStep, Rescue, release
 from ac_recipes.training.run_folder import RunFolder
 from ac_recipes.training.trainer import Trainer, train
 
@@ -162,6 +164,20 @@ def test_buffers_are_those_from_before_the_step_and_the_rest_is_as_it_is():
     assert last.has_buffers
     torch.testing.assert_close(last.state.model, before, rtol=0, atol=0)
     assert all(torch.equal(value["step"], torch.tensor(2.0)) for value in last.state.optimizer["state"].values())
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_rank_0_saves_a_model_with_buffers_alone(rank):
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    optimizer, saved = AdamW(model.parameters()), []
+    trainer = SimpleNamespace(last=LastStep(model, optimizer), steps_done=1)
+    model(torch.randn(8, 3)).sum().backward()
+    with trainer.last.updating():
+        optimizer.step()
+    saver = SimpleNamespace(rescue_alone=lambda step, state: saved.append((step, state)))
+    why_not = Rescue(Ranks(rank, 1, torch.device("cpu")), saver, SimpleNamespace(), trainer)._saved_alone()
+    assert [step for step, _ in saved] == ([1] if rank == 0 else [])
+    assert why_not == (None if rank == 0 else "the buffers that count are those of rank 0, which is gone")
 
 
 def test_optimizer_state_that_is_made_in_a_later_step_is_part_of_it():

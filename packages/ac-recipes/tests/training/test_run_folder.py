@@ -1,5 +1,8 @@
 """The folder of a run survives a kill at any point of its writing."""
 
+import resource
+import signal
+
 import pytest
 
 from ac_recipes.reader import read_recipe
@@ -22,13 +25,28 @@ def test_two_runs_in_one_second_get_two_folders(tmp_path, tiny):
 def test_metrics_after_a_checkpoint_are_dropped_and_a_cut_line_ignored(tmp_path, tiny):
     run = RunFolder.create(tmp_path, "tiny", tiny())
     for step in range(1, 5):
-        run.write_metrics(step=step, loss=1 / step)
+        run.write_metrics({"step": step, "loss": 1 / step})
     with run.metrics.open("a") as file:
         file.write('{"step": 5, "lo')
     assert [line["step"] for line in run.read_metrics()] == [1, 2, 3, 4]
     run.drop_metrics_after(2)
-    run.write_metrics(step=3, loss=0.3)
+    run.write_metrics({"step": 3, "loss": 0.3})
     assert [line["step"] for line in run.read_metrics()] == [1, 2, 3]
+
+
+def test_lines_of_metrics_are_written_all_or_none(tmp_path, tiny):
+    run = RunFolder.create(tmp_path, "tiny", tiny())
+    run.write_metrics({"step": 1, "loss": 1.0})
+    before = run.metrics.read_bytes()
+    handler, (soft, hard) = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 30, hard))  # room for one line and a part of the next
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            run.write_metrics({"step": 2, "loss": 0.5}, {"step": 3, "loss": 0.25})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert run.metrics.read_bytes() == before
 
 
 def test_the_newest_is_the_newest_with_a_whole_checkpoint(tmp_path, tiny):

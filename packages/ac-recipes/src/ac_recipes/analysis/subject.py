@@ -18,7 +18,7 @@ from ac_moe import MoEConfig
 from ac_recipes.data.prepare import prepare_here
 from ac_recipes.errors import UsageError
 from ac_recipes.images.config import DigitsDatasetConfig
-from ac_recipes.installed import check_installed
+from ac_recipes.installed import check_installed, check_installed_for_shapes
 from ac_recipes.lora import add_lora
 from ac_recipes.parallel.experts import share_experts
 from ac_recipes.pretrained import load_config, load_tokenizer
@@ -98,8 +98,8 @@ def step_settings(
     expert_load: as for `ac_core.estimate`; None: an even share.
 
     Raises:
-        UsageError: sizes that cannot be estimated, or that the batch cannot be shared by; an `expert_load` that no rank
-            can have.
+        UsageError: a package is missing; sizes that cannot be estimated, or that the batch cannot be shared by; an
+            `expert_load` that no rank can have.
     """
     asked = recipe.distributed
     for name in ("tp_size", "cp_size", "pp_size"):
@@ -107,6 +107,7 @@ def step_settings(
             raise UsageError(f"distributed.{name}: {getattr(asked, name)} cannot be estimated yet; leave it at 1")
     if asked.strategy == "megatron_fsdp":
         raise UsageError("distributed.strategy: 'megatron_fsdp' cannot be estimated; 'fsdp2' shards the same")
+    check_installed_for_shapes(recipe)
     ranks = asked.dp_size or asked.ep_size  # without a dp_size, as few ranks as can share the experts
     if ranks % asked.dp_replicate_size:
         raise UsageError(

@@ -20,26 +20,39 @@ from ac_recipes.shipped import find_recipe
 _PLACE = ("distributed", "activation_checkpointing")
 
 
-def write_planned(name: str, overrides: Sequence[Override], recipe: Recipe, plan: Plan, path: Path) -> bool:
+def write_planned(
+    name: str, overrides: Sequence[Override], recipe: Recipe, plan: Plan, path: Path, *, overwrite: bool = False
+) -> bool:
     """Write the recipe `name` with `overrides` and the plan to `path`.
 
     Args:
         name, overrides: from which `recipe` was read.
+        overwrite: replace a file that is there already.
 
     Returns:
         Whether the text of the recipe was kept. Where it cannot be changed in place, every setting is written anew.
 
     Raises:
-        RunError: the file cannot be written.
+        RunError: the file cannot be written, or has appeared while the plan was made.
     """
     planned = planned_recipe(recipe, plan)
     text = _in_place(find_recipe(name), overrides, planned)
     kept = text is not None
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")  # of nobody else
     try:
+        if not overwrite:
+            path.open("x").close()  # a claim that nobody else can make
         partial.write_text(dump(planned) if text is None else text, encoding="utf-8")
         os.replace(partial, path)
+    except FileExistsError as error:
+        raise RunError(
+            f"--write: {path} has appeared while the plan was made, and is left as it is; give another name, or "
+            "--overwrite"
+        ) from error
     except OSError as error:
+        partial.unlink(missing_ok=True)
+        if not overwrite:
+            path.unlink(missing_ok=True)
         raise RunError(f"--write: cannot write {path}: {error.strerror or error}") from error
     return kept
 

@@ -60,7 +60,7 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
     if options.write:
         from ac_recipes.analysis.writing import write_planned
 
-        kept = write_planned(options.recipe, overrides, recipe, plan, Path(options.write))
+        kept = write_planned(options.recipe, overrides, recipe, plan, Path(options.write), overwrite=options.overwrite)
         notes.append(f"recipe: {options.write}" + ("" if kept else " (every setting written out, without comments)"))
     if options.picture:
         draw(plan.save_picture, options.picture)

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class RunState:
     @property
     def is_whole(self) -> bool:
         """Whether it is that of the whole model, and not this rank's share."""
-        values = [*self.model.values(), *(each for state in self.optimizer["state"].values() for each in state.values())]
+        values = chain(self.model.values(), *(state.values() for state in self.optimizer["state"].values()))
         return all(each.to_local().shape == each.shape for each in values if isinstance(each, DTensor))
 
 
@@ -67,7 +68,7 @@ def save_checkpoint(
         discard_partial(folder)
         partial.mkdir(parents=True)
     ranks.wait()
-    _write(partial, final, step, state, ranks, validation_loss)
+    _write(partial, step, state, ranks, validation_loss)
     return final
 
 
@@ -88,7 +89,7 @@ def save_alone(folder: Path, step: int, state: RunState, device: torch.device) -
         return final
     try:
         if not isinstance(read_manifest(final), Checkpoint):  # else another rank was there before
-            _write(partial, final, step, state, Ranks(0, 1, device), None)
+            _write(partial, step, state, Ranks(0, 1, device), None)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return final
@@ -107,10 +108,9 @@ def _path(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
-def _write(
-    partial: Path, final: Path, step: int, state: RunState, ranks: Ranks, validation_loss: float | None
-) -> None:
-    """Fill the folder `partial` and rename it."""
+def _write(partial: Path, step: int, state: RunState, ranks: Ranks, validation_loss: float | None) -> None:
+    """Fill the folder `partial`, and give it its name."""
+    final = _path(partial.parent, step)
     with _single_process_is_fine():
         dcp.save(
             {"model": state.model, "optimizer": state.optimizer},

@@ -82,7 +82,8 @@ class Loop:
             RunInterruptedError: a signal ended the run, and the recipe says to write no checkpoints.
         """
         stop = StopRequest()
-        with stop.listening(), self.console.progress(self.done, self.schedule.max_steps), self.rescue.watching():
+        progress = self.console.progress(self.done, self.schedule.max_steps)
+        with stop.listening(), progress, self.rescue.watching(), self.log.complete():
             if self.done == 0:
                 self.validate()
             while self.done < self.schedule.max_steps:
@@ -140,6 +141,7 @@ class Loop:
         """Write a checkpoint; with `keep_best`, it has a validation loss to be judged by."""
         if self.recipe.checkpoint.keep_best and self.validation_loss is None:
             self.validate()
+        self.log.write()
         path = self.saver.save(self.done, self.validation_loss)
         self.console.line(f"step {self.done}/{self.schedule.max_steps} | checkpoint {path}")
 
@@ -148,6 +150,7 @@ class Loop:
         if not self.recipe.checkpoint.enabled:
             raise RunInterruptedError(signum, "nothing is saved, as checkpoint.enabled is false")
         if self.saver.newest < self.done:
+            self.log.write()
             self.saver.save(self.done, self.validation_loss)
         self.console.line(
             f"stopped by {signum.name} after step {self.done}; go on with: {self.invocation.resume(self.folder)}"

@@ -1,7 +1,10 @@
 """The figures of a run: a line of `metrics.jsonl`, the console, the trackers. Rank 0 writes; all ranks call."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from ac_recipes.trackers import Tracker
 from ac_recipes.training.console import GIB, RunConsole
@@ -31,19 +34,63 @@ class StepFigures:
 
 @dataclass(frozen=True)
 class MetricsLog:
-    """Where the figures of a run of `max_steps` steps go."""
+    """Where the figures of a run of `max_steps` steps go.
+
+    unwritten: lines of `metrics.jsonl` that could not be written, as on a full disk; they are, before the next.
+    """
 
     run_folder: RunFolder
     ranks: Ranks
     console: RunConsole
     trackers: Sequence[Tracker]
     max_steps: int
+    unwritten: list[dict[str, Any]] = field(default_factory=list)
+
+    @contextmanager
+    def complete(self) -> Iterator[None]:
+        """Around a run: no line is left unwritten. Those that cannot be written when it ends are printed.
+
+        Raises:
+            OSError: there are such lines, of a run that has not failed otherwise.
+        """
+        try:
+            yield
+            self.write()
+        except BaseException:
+            with suppress(OSError):
+                self.write()
+            for line in self.unwritten:
+                self.console.line(f"not in {self.run_folder.metrics}: {json.dumps(line)}")
+            raise
+
+    def write(self) -> None:
+        """Write the lines that could not be written. A run that goes on from a checkpoint does not make them again, so
+        this is done before one is saved.
+
+        Raises:
+            OSError: they still cannot.
+        """
+        if self.unwritten:
+            self.run_folder.write_metrics(*self.unwritten)
+            self.unwritten.clear()
+
+    def _keep(self, line: dict[str, Any]) -> None:
+        is_first = not self.unwritten
+        self.unwritten.append(line)
+        try:
+            self.write()
+        except OSError as error:
+            if is_first:
+                self.console.line(
+                    f"{self.run_folder.metrics}: {error.strerror or error}; the figures from step {line['step']} on "
+                    "are kept, and written when they can be, at the latest before the next checkpoint"
+                )
 
     def step(self, figures: StepFigures, *, is_due: bool) -> None:
         """Keep the figures of a step. `is_due`: print its line as well."""
         if not self.ranks.is_first:
             return
-        self.run_folder.write_metrics(**asdict(figures))
+        self._keep(asdict(figures))
         tracked = {
             "loss": figures.loss,
             "grad_norm": figures.grad_norm,
@@ -68,7 +115,7 @@ class MetricsLog:
         """Keep the validation loss after `step` steps, in nats a label token."""
         if not self.ranks.is_first:
             return
-        self.run_folder.write_metrics(step=step, validation_loss=loss)
+        self._keep({"step": step, "validation_loss": loss})
         for tracker in self.trackers:
             tracker.log(step, {"validation_loss": loss})
         self.console.line(f"step {step}/{self.max_steps} | validation loss {loss:.4f}")

@@ -10,10 +10,10 @@ NOTE [ The last whole step ]
    of their own. When the rank that failed then ends, the others lose their peer and end as well. A main thread that
    has all it needs for its update waits with it: no update begins while the weights are being written.
 3. A rank that is killed tells nobody. The others lose a peer: their next collective fails, and so does the wait for the
-   alarm, even where a main thread hangs. No group can be relied on then. Where each rank holds the whole run (DDP; FSDP2
-   whose copies are not sharded), one that is left writes it by itself, the first that claims the folder.
+   alarm, even where a main thread hangs. No group can be relied on then. Where each rank holds the whole run (DDP;
+   FSDP2 whose copies are not sharded), one that is left writes it by itself, the first that claims the folder.
 4. A step that fails within its update leaves weights of which some are new and some are old: they are not saved. Nor
-   are weights that are not finite. Where only rank 0's buffers count, as in DDP, no other rank saves a model with buffers.
+   are weights that are not finite. A model's buffers are those of rank 0, as in DDP, so no other saves them alone.
 5. Nothing is deleted for a rescue, whatever `checkpoint.keep_last` says: older checkpoints may be what is of use.
 """
 
@@ -122,7 +122,7 @@ class Rescue:
         self._alarm: Alarm | None = None
         if ranks.world_size > 1 and saver.config.enabled:
             self._ranks = replace(ranks, group=dist.new_group(backend="gloo"))
-            self._alarm = Alarm(ranks, heard=self._keep, lost=self._keep_if_any)
+            self._alarm = Alarm(ranks, heard=self._keep, lost=self._lost)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -130,20 +130,21 @@ class Rescue:
         try:
             yield
         except (RuntimeError, OSError, MemoryError, NotFiniteError) as error:
-            if isinstance(error, LostPeerError) or self._faults.explain(error) is not None:
+            is_known = isinstance(error, LostPeerError) or self._faults.explain(error) is not None
+            if is_known and self._trainer.steps_done > self._saver.newest:
                 release(error)
                 self._trainer.optimizer.zero_grad(set_to_none=True)
                 if self._alarm is not None and not isinstance(error, NotFiniteError):
                     self._alarm.ring()
-                self._keep_if_any()
+                self._keep()
             if isinstance(error, LostPeerError):  # in a save, which said so before anything was rescued
                 raise self._faults.lost_peer() from error
             raise
         if self._alarm is not None:
             self._alarm.switch_off()
 
-    def _keep_if_any(self) -> None:
-        """`_keep`, where a step was done since the newest checkpoint."""
+    def _lost(self) -> None:
+        """Another rank is gone, as the alarm finds out."""
         if self._trainer.steps_done > self._saver.newest:
             self._keep()
 
@@ -156,7 +157,8 @@ class Rescue:
             self._faults.unsaved = self._reason_not_to() or self._saved()
         except (RuntimeError, OSError, MemoryError, CheckpointException) as error:
             self._faults.unsaved = reason_of(error)
-        self._is_over.set()
+        finally:
+            self._is_over.set()
 
     def _reason_not_to(self) -> str | None:
         return None if self._saver.config.enabled else "checkpoint.enabled is false"
@@ -179,7 +181,7 @@ class Rescue:
         """Without a word to another rank."""
         trainer = self._trainer
         if not trainer.last.state.is_whole:
-            return "each rank held a share of the run, and one of them is gone"
+            return "each rank held a share of the run, and one of them is gone or does not answer"
         with trainer.last.still():
             wrong = self._wrong_here()
             if wrong is None and not self._ranks.is_first and trainer.last.has_buffers:

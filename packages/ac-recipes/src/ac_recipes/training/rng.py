@@ -1,8 +1,8 @@
 """The random numbers of one step.
 
 Each step seeds torch's generators by itself, from the recipe's seed, its number and the rank. So a checkpoint holds no
-state of generators: any rank can write what all need to go on, and the random numbers of a step are the same whatever was
-drawn before it.
+state of generators: any rank can write what all need to go on, and the random numbers of a step are the same whatever
+was drawn before it.
 """
 
 import hashlib

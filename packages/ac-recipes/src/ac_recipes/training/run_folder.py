@@ -84,9 +84,13 @@ class RunFolder:
         """Keep the recipe with every default and override resolved, in place of an earlier one."""
         _replace(self.recipe, dump(recipe))
 
-    def write_metrics(self, **values: Any) -> None:
-        """Append one line."""
-        _append(self.metrics, values)
+    def write_metrics(self, *lines: dict[str, Any]) -> None:
+        """Append lines: all, or none.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        _append(self.metrics, *lines)
 
     def write_session(self, values: dict[str, Any]) -> None:
         """Append one start of the run, the first or a resumed one."""
@@ -112,9 +116,16 @@ class RunFolder:
         _replace(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
 
-def _append(path: Path, values: dict[str, Any]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(values) + "\n")
+def _append(path: Path, *lines: dict[str, Any]) -> None:
+    left = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    with path.open("ab", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        try:
+            while left:
+                left = left[file.write(left) :]
+        except OSError:
+            file.truncate(end)
+            raise
 
 
 def _replace(path: Path, text: str) -> None:
