@@ -128,6 +128,15 @@ def test_who_is_left_by_a_rank_that_is_killed_saves_the_last_whole_step(short, t
     assert losses(resumed) == losses(whole)
 
 
+@pytest.mark.parametrize("victim", [0, 2])
+def test_of_three_ranks_the_two_that_are_left_both_end(short, train_on_ranks, victim):
+    """A collective fails on one of them at once, and on the other when the first has ended."""
+    recipe = short(*NOISY, "distributed.strategy=ddp", "step_scheduler.global_batch_size=6")
+    _, told = train_on_ranks(3, recipe, script=KILL.replace("VICTIM", str(victim)), killed=victim)
+    assert "; the newest checkpoint is " in told
+    assert "/checkpoints/step-00000002; go on with: " in told
+
+
 def test_shares_of_a_run_are_not_saved_without_the_rank_that_is_killed(short, train_on_ranks):
     _, told = train_on_ranks(2, short(*NOISY), script=KILL.replace("VICTIM", "1"), killed=1)
     assert "; no checkpoint was written yet (the steps since could not be saved: each rank held a share of" in told

@@ -9,9 +9,10 @@ NOTE [ The last whole step ]
    references alone: it touches no module, in whatever state the main thread has left it. They communicate in a group
    of their own. When the rank that failed then ends, the others lose their peer and end as well. A main thread that
    has all it needs for its update waits with it: no update begins while the weights are being written.
-3. A rank that is killed tells nobody. The others lose a peer: their next collective fails, and so does the wait for the
-   alarm, even where a main thread hangs. No group can be relied on then. Where each rank holds the whole run (DDP;
-   FSDP2 whose copies are not sharded), one that is left writes it by itself, the first that claims the folder.
+3. A rank that is killed tells nobody. The next collective fails on a rank that waits for it, which tells the others:
+   they may wait for that one. No group can be relied on then, not even a barrier with a time limit. Where each rank
+   holds the whole run (DDP; FSDP2 whose copies are not sharded), one that is left writes it by itself: the first to
+   claim it.
 4. A step that fails within its update leaves weights of which some are new and some are old: they are not saved. Nor
    are weights that are not finite. A model's buffers are those of rank 0, as in DDP, so no other saves them alone.
 5. Nothing is deleted for a rescue, whatever `checkpoint.keep_last` says: older checkpoints may be what is of use.
@@ -122,7 +123,7 @@ class Rescue:
         self._alarm: Alarm | None = None
         if ranks.world_size > 1 and saver.config.enabled:
             self._ranks = replace(ranks, group=dist.new_group(backend="gloo"))
-            self._alarm = Alarm(ranks, heard=self._keep, lost=self._lost)
+            self._alarm = Alarm(ranks, failed=self._keep, lost=self._keep_alone)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -130,31 +131,30 @@ class Rescue:
         try:
             yield
         except (RuntimeError, OSError, MemoryError, NotFiniteError) as error:
-            is_known = isinstance(error, LostPeerError) or self._faults.explain(error) is not None
+            lost = isinstance(error, LostPeerError) or is_lost_peer(error)
+            is_known = lost or self._faults.explain(error) is not None
             if is_known and self._trainer.steps_done > self._saver.newest:
                 release(error)
                 self._trainer.optimizer.zero_grad(set_to_none=True)
                 if self._alarm is not None and not isinstance(error, NotFiniteError):
-                    self._alarm.ring()
-                self._keep()
+                    self._alarm.ring(lost=lost)
+                self._keep(alone=lost)
             if isinstance(error, LostPeerError):  # in a save, which said so before anything was rescued
                 raise self._faults.lost_peer() from error
             raise
         if self._alarm is not None:
             self._alarm.switch_off()
 
-    def _lost(self) -> None:
-        """Another rank is gone, as the alarm finds out."""
-        if self._trainer.steps_done > self._saver.newest:
-            self._keep()
+    def _keep_alone(self) -> None:
+        self._keep(alone=True)
 
-    def _keep(self) -> None:
+    def _keep(self, *, alone: bool = False) -> None:
         """Save, once, or tell `faults` why that is not possible: from the main thread, or from that of the alarm."""
         if not self._once.acquire(blocking=False):
             self._is_over.wait(PATIENCE.total_seconds())
             return
         try:
-            self._faults.unsaved = self._reason_not_to() or self._saved()
+            self._faults.unsaved = self._reason_not_to() or (self._saved_alone() if alone else self._saved())
         except (RuntimeError, OSError, MemoryError, CheckpointException) as error:
             self._faults.unsaved = reason_of(error)
         finally:
