@@ -1,3 +1,4 @@
+import copy
 from contextlib import ExitStack
 from threading import Thread
 
@@ -48,3 +49,19 @@ def test_it_is_undone_once_the_last_has_left_in_any_order_and_after_an_error():
     with pytest.raises(KeyError), conversions_of_fakes():
         raise KeyError
     assert nn.Module._apply is original
+
+
+def test_a_copy_is_of_the_same_mode_and_keeps_ties():
+    with fake_mode() as mode, KnownValues(), conversions_of_fakes():
+        layer = nn.Linear(4, 4)
+        layer.same, layer.table = layer.weight, torch.ones(3)
+        layer.bias.requires_grad_(False)
+        copied = copy.deepcopy(layer)
+        assert copied.same is copied.weight is not layer.weight
+        assert (copied.weight.requires_grad, copied.bias.requires_grad) == (True, False)
+        assert {type(tensor.data) for tensor in copied.parameters()} == {FakeTensor}
+        assert all(isinstance(tensor, nn.Parameter) for tensor in copied.parameters())
+        assert copied.table.fake_mode is copied.weight.fake_mode is mode
+        with pytest.raises(RuntimeError, match="created explicitly by the user"):
+            copy.deepcopy(layer.weight * 2)
+    assert "__deepcopy__" not in vars(FakeTensor)

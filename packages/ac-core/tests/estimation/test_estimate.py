@@ -1,5 +1,7 @@
 import json
+import random
 from collections.abc import Callable
+from threading import Lock, Thread
 
 import pytest
 import torch
@@ -283,3 +285,80 @@ def test_a_factorys_config_is_left_as_it_was():
     )
     ac_core.estimate(lambda: transformers.LlamaForCausalLM(config), batch_size=1, sequence_length=8, policy="full")
     assert config.use_cache is True
+
+
+class _Holding(nn.Module):
+    """A block that holds what is no parameter, buffer or number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(16, 16)
+        self.scales = [torch.ones(16), {"more": torch.ones(16)}]
+        self.generator = torch.Generator().manual_seed(3)
+
+    def forward(self, x):
+        return x + self.a(x) * self.scales[0] * self.scales[1]["more"]
+
+
+def _stack():
+    return nn.Sequential(_Holding(), _Holding())
+
+
+def test_an_instance_is_estimated_as_what_its_factory_builds():
+    settings = {"batch": torch.randn(2, 8, 16), "dtype": None, "policy": "none", "device": "cpu"}
+    model = _stack()
+    state = model[0].generator.get_state()
+    assert estimate(model, **settings).peak_bytes == estimate(_stack, **settings).peak_bytes
+    assert torch.equal(model[0].generator.get_state(), state)
+    model[0].lock = Lock()
+    with pytest.raises(ActivationCheckpointingError, match="^model: Sequential cannot be copied .*give a function"):
+        estimate(model, **settings)
+
+
+def test_a_factory_that_copies_modules_has_them_once():
+    def layer():
+        return nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True)
+
+    settings = {"batch": torch.randn(2, 8, 32), "dtype": None, "policy": "none", "device": "cpu"}
+    copied = estimate(lambda: nn.TransformerEncoder(layer(), 3, enable_nested_tensor=False), **settings)
+    made = estimate(lambda: nn.Sequential(*(layer() for _ in range(3))), **settings)
+    assert copied.at_peak == made.at_peak
+
+
+def test_what_surrounds_an_estimate_neither_changes_it_nor_is_changed(decoder):
+    plain = estimate(decoder, **SHAPE)
+    with torch.inference_mode():
+        assert estimate(decoder, **SHAPE).peak_bytes == plain.peak_bytes
+    with torch.no_grad():
+        assert estimate(decoder, **SHAPE).peak_bytes == plain.peak_bytes
+    state = random.getstate()
+    estimate(decoder, **SHAPE, strategy="fsdp2", dp_size=2)
+    assert random.getstate() == state
+
+
+def test_two_threads_do_not_disturb_each_other(decoder):
+    wide = estimate(decoder, **SHAPE, dtype=None).peak_bytes
+    found = []
+    threads = [
+        Thread(target=lambda dtype=dtype: found.append(estimate(decoder, **SHAPE, dtype=dtype).peak_bytes))
+        for dtype in (torch.bfloat16, None, torch.bfloat16, None)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found)[2:] == [wide, wide]
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_numbers_that_are_looked_at_for_overflow_are_finite():
+    class Clamping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(16, 16)
+
+        def forward(self, x):
+            x = self.a(x)
+            return x if torch.isfinite(x).all() else x.clamp(-1, 1)
+
+    assert estimate(Clamping, batch=torch.randn(2, 16), dtype=torch.float16, policy="none").forward_flops > 0

@@ -1,9 +1,11 @@
 """A plan is within its budget as measured on the real model, and its step is that of no checkpointing."""
 
 import json
+from itertools import product
 
 import pytest
 import torch
+from torch import nn
 
 import ac_core
 from ac_core import ActivationCheckpointingConfig, ActivationCheckpointingError, Plan
@@ -182,3 +184,33 @@ def test_verify_hands_on_its_batch(decoder, batch, plans, monkeypatch):
     model, config = decoder(), ActivationCheckpointingConfig(policy="budget", memory_budget="1MiB")
     assert ac_core.verify(model, batch, config).equal
     assert given == [(model, config, batch, None)]
+
+
+class _Unlike(nn.Module):
+    def __init__(self, kind: str, width: int, out: int) -> None:
+        super().__init__()
+        self.kind = kind
+        self.up = nn.Linear(width, 4 * width if kind == "mlp" else out)
+        self.down = nn.Linear(4 * width, out) if kind == "mlp" else None
+
+    def forward(self, x):
+        if self.down is not None:
+            return self.down(nn.functional.gelu(self.up(x)))
+        return torch.exp(self.up(x.unflatten(0, (-1, 2)).mean(1))).sin()
+
+
+def _unlike():
+    return nn.Sequential(_Unlike("pool", 8, 8), _Unlike("mlp", 8, 64), _Unlike("pool", 64, 64))
+
+
+def test_of_unlike_blocks_every_budget_has_a_plan_that_some_choice_is_within():
+    """Blocks that halve their batch need other bytes beside them than the figures of one step show."""
+    settings = {"batch": torch.randn(16, 32, 8), "dtype": None, "optimizer": "none", "device": "cpu"}
+    settings |= {"blocks": _Unlike, "loss": lambda out: out.sum()}
+    choices = [dict(zip("012", chosen, strict=True)) for chosen in product(("none", "full"), repeat=3)]
+    configs = [ActivationCheckpointingConfig(policy="budget", plan=chosen) for chosen in choices]
+    peaks = {ac_core.estimate(_unlike, policy=config, **settings).peak_bytes for config in configs}
+    for budget in sorted(peaks):
+        assert ac_core.plan(_unlike, budget=budget, **settings).peak_bytes <= budget
+    with pytest.raises(ActivationCheckpointingError, match=f"Give at least {min(peaks)} bytes"):
+        ac_core.plan(_unlike, budget=min(peaks) - 1, **settings)

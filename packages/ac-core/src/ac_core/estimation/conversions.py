@@ -1,8 +1,11 @@
-"""`Module.to` and its kin, for modules of fake tensors.
+"""`Module.to` and its kin, and `copy.deepcopy`, for modules of fake tensors.
 
 PyTorch converts a fake parameter by swapping it with another tensor, which it refuses where anything refers to one of
 them weakly, as the fake mode itself does. So no function that builds a model could call `.to(torch.bfloat16)`, or move
 it to where it is.
+
+It copies a fake tensor with all of its attributes, the fake mode among them, which holds tensors of its own. So what a
+function copied, as `torch.nn.TransformerEncoder` does its layers, would be there twice.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,14 +28,16 @@ class _Replaced:
 
 @contextmanager
 def conversions_of_fakes() -> Iterator[None]:
-    """Inside of the context, conversions of modules give fake parameters other data, as they do to real ones.
+    """Inside of the context, conversions of modules give fake parameters other data, as they do to real ones, and a
+    copy of a fake tensor is a tensor of the same fake mode.
 
-    All of them go through `Module._apply`, which has no public counterpart. It is replaced for all threads, from the
-    first that enters to the last that leaves.
+    All conversions go through `Module._apply`, which has no public counterpart. It is replaced for all threads, from
+    the first that enters to the last that leaves.
     """
     with _Replaced.lock:
         if not _Replaced.inside:
             _Replaced.original, nn.Module._apply = nn.Module._apply, _apply  # type: ignore[method-assign]
+            FakeTensor.__deepcopy__ = _copied  # type: ignore[method-assign]
         _Replaced.inside += 1
     try:
         yield
@@ -41,6 +46,7 @@ def conversions_of_fakes() -> Iterator[None]:
             _Replaced.inside -= 1
             if not _Replaced.inside:
                 nn.Module._apply = _Replaced.original  # type: ignore[method-assign]
+                del FakeTensor.__deepcopy__  # and it is Tensor's again
 
 
 def _apply(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
@@ -61,3 +67,15 @@ def _apply(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = Tr
         if buffer is not None:
             module._buffers[name] = fn(buffer)
     return module
+
+
+def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Tensor:
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    if tensor.grad_fn is not None:
+        raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol at the moment")
+    made: Tensor = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    parameter = isinstance(tensor, nn.Parameter)
+    made = nn.Parameter(made, tensor.requires_grad) if parameter else made.requires_grad_(tensor.requires_grad)
+    memo[id(tensor)] = made
+    return made

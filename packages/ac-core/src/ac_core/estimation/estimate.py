@@ -1,8 +1,11 @@
 """`estimate`: what a training step will need, said before it runs."""
 
-from collections.abc import Callable, Iterable, Mapping
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from threading import RLock
 from typing import Any, Literal, Protocol, get_args
 
 import torch
@@ -130,7 +133,22 @@ def _config(
 class Apply(Protocol):
     """Gives a model its checkpointing, with the `context_fn` that its experts need."""
 
-    def __call__(self, model: nn.Module, *, context_fn: ContextFn | None) -> object: ...
+    def __call__(self, model: nn.Module, *, context_fn: ContextFn | None = None) -> object: ...
+
+
+_LOCK = RLock()
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One simulation at a time: it sets torch's default dtype and replaces functions, which all threads share. Autograd
+    is on in it whatever the caller has off, and Python's random numbers go on as if it had not been."""
+    with _LOCK, torch.inference_mode(False), torch.enable_grad():
+        state = random.getstate()
+        try:
+            yield
+        finally:
+            random.setstate(state)
 
 
 @dataclass(kw_only=True)
@@ -221,7 +239,7 @@ class TrainingStep:
             self._prepare(made, apply, ranks)
 
         try:
-            with ranks_of(self.strategy, self.dp_size, self.ep_size, self.compute_dtype) as ranks:
+            with _alone(), ranks_of(self.strategy, self.dp_size, self.ep_size, self.compute_dtype) as ranks:
                 return simulate(
                     self.model,
                     self.make_batch,

@@ -122,6 +122,9 @@ class KnownValues(TorchDispatchMode):
             return args[0].dtype.is_floating_point and 0.0
         elif func in _EQUAL and not _is_countable(args[0]) and args[0].numel() <= _MOST_COMPARED:
             return self._compare(func, *args)
+        elif func is aten.eq.Tensor and args[0] is args[1] and args[0].numel() <= _MOST_COMPARED:
+            with unset_fake_temporarily():  # as `isfinite` asks: no number is assumed to be NaN, and none infinite
+                return torch.ones(args[0].shape, dtype=torch.bool)
         result = func(*args, **kwargs)
         if func is aten.topk.default and 0 < self.experts == args[0].shape[-1] and result[1].numel() <= _MOST_VALUES:
             with unset_fake_temporarily():
@@ -251,10 +254,19 @@ def _copied(model: nn.Module) -> nn.Module:
     """A copy with fake tensors in the place of parameters, buffers and plain attributes; ties stay ties."""
     fakes: dict[int, Any] = {}
     for module in model.modules():
-        for value in (*module._parameters.values(), *module._buffers.values(), *vars(module).values()):
+        for value in tree_leaves(vars(module)):  # lists of tensors and the like, too
             if isinstance(value, Tensor) and id(value) not in fakes:
                 fakes[id(value)] = _fake(value)
-    return copy.deepcopy(model, fakes)
+            elif isinstance(value, torch.Generator):
+                with unset_fake_temporarily():
+                    fakes[id(value)] = value.clone_state()
+    try:
+        return copy.deepcopy(model, fakes)
+    except (TypeError, AssertionError, RuntimeError) as error:
+        raise ActivationCheckpointingError(
+            f"model: {type(model).__name__} cannot be copied ({error}); give a function that builds it, which is "
+            "called with fake tensors on"
+        ) from error
 
 
 def _fake(tensor: Tensor) -> Tensor:

@@ -98,6 +98,13 @@ class Course:
         blocks, fixed, end = self._instance()
         return self._chosen(least_peak(blocks, fixed=fixed, end=end))
 
+    def kinds(self) -> list[list[str]]:
+        """The blocks, by their structure: those of one have the same options."""
+        found: dict[int, list[str]] = {}
+        for name in self.order:
+            found.setdefault(id(self.options[name]), []).append(name)
+        return list(found.values())
+
     def curve(self, most: int) -> list[tuple[int, dict[str, BlockOption]]]:
         """Choices that no other beats in peak and cost, with the peak of each: from the cheapest to the smallest."""
         blocks, fixed, end = self._instance()

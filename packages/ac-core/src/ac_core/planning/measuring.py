@@ -62,7 +62,7 @@ class Bench:
             ActivationCheckpointingError: the model, or its blocks, cannot be checkpointed as the config says.
         """
 
-        def apply(model: nn.Module, *, context_fn: ContextFn | None) -> None:
+        def apply(model: nn.Module, *, context_fn: ContextFn | None = None) -> None:
             found = find_blocks(model, self.blocks)
             names = selected_blocks(found, self.config)
             self.model = model

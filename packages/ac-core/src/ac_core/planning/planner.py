@@ -1,6 +1,6 @@
 """`plan`: the cheapest checkpointing, block by block, that fits a memory budget."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -142,7 +142,8 @@ def fit(budget: str | int | float, bench: Bench, course: Course, plain: Simulati
     NOTE [ Never over budget ]
     The choice is the optimum for the figures that were counted. What is promised is not that, but what a simulation of
     the chosen mix itself shows. Where that is above the budget, what it shows is added to the figures and the choice is
-    made again, until one is within it; if none is, the last word has the choice with the lowest peak.
+    made again, until one is within it. If none is, choices that are low by other figures have the last word, all `full`
+    among them.
 
     Args:
         budget: as `memory_budget`.
@@ -175,19 +176,60 @@ def fit(budget: str | int | float, bench: Bench, course: Course, plain: Simulati
 
 
 def _within(limit: int, course: Course, bench: Bench) -> tuple[dict[str, Option], Simulation]:
-    for _ in range(_CORRECTIONS):
-        chosen = course.solve(limit)
-        if chosen is None:
-            break
+    tried: list[tuple[dict[str, Option], Simulation]] = []
+    for chosen in _cheapest(limit, course):
         simulated = bench.run(chosen, "full")
         if simulated.peak <= limit:
             return chosen, simulated
+        tried.append((chosen, simulated))
         course.calibrate(simulated, chosen, above=limit)
-    chosen = course.smallest()
-    simulated = bench.run(chosen, "full")
-    if simulated.peak > limit:
-        raise BudgetError(too_small(limit, simulated, bench.setting))
+    for chosen in _small(course, tried):
+        simulated = bench.run(chosen, "full")
+        if simulated.peak <= limit:
+            return _cheaper(limit, course, bench, chosen, simulated)
+        tried.append((chosen, simulated))
+    raise BudgetError(too_small(limit, _lowest(tried)[1], bench.setting))
+
+
+def _cheapest(limit: int, course: Course) -> Iterator[dict[str, Option]]:
+    """By the figures, which are corrected in between."""
+    for _ in range(_CORRECTIONS):
+        chosen = course.solve(limit)
+        if chosen is None:
+            return
+        yield chosen
+
+
+def _small(course: Course, tried: list[tuple[dict[str, Option], Simulation]]) -> Iterator[dict[str, Option]]:
+    """Choices that take little, one after the other; those that were above the limit are in `tried`.
+
+    Figures are corrected upwards only, and what one choice has shown may be too much for another. So this asks steps:
+    of blocks that are not alike, also those that give all of one kind another option.
+    """
+    kinds = course.kinds()
+    yield course.smallest()
+    yield dict.fromkeys(course.order, "full")
+    for members in kinds if len(kinds) > 1 else ():
+        for option in ("none", "full"):
+            other = _lowest(tried)[0] | dict.fromkeys(members, option)
+            if all(other != chosen for chosen, _ in tried):
+                yield other
+
+
+def _cheaper(
+    limit: int, course: Course, bench: Bench, chosen: dict[str, Option], simulated: Simulation
+) -> tuple[dict[str, Option], Simulation]:
+    """`chosen`, with kinds of blocks that keep everything after all, where a step shows that they can."""
+    kinds = course.kinds()
+    for members in kinds if len(kinds) > 1 else ():
+        other = chosen | dict.fromkeys(members, "none")
+        if other != chosen and (found := bench.run(other, "full")).peak <= limit:
+            chosen, simulated = other, found
     return chosen, simulated
+
+
+def _lowest(tried: list[tuple[dict[str, Option], Simulation]]) -> tuple[dict[str, Option], Simulation]:
+    return min(tried, key=lambda one: one[1].peak)
 
 
 def _in_bytes(asked: Budget, without: int) -> int:
