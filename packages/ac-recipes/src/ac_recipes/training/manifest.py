@@ -7,6 +7,7 @@ reading that checksums take, when a checkpoint is written as when it is loaded.
 import hashlib
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -36,6 +37,17 @@ class Checkpoint:
     files: dict[str, FileRecord]
 
 
+def name_of(step: int) -> str:
+    """The name of the folder of a checkpoint of `step`."""
+    return f"step-{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step of the checkpoint whose folder has this name; None for a name that no checkpoint has."""
+    written = re.fullmatch(r"step-(\d{8,})", name, re.ASCII)
+    return int(written[1]) if written and name_of(int(written[1])) == name else None
+
+
 def record_files(folder: Path, share: int = 0, of: int = 1) -> dict[str, FileRecord]:
     """Every file below `folder` of which rank `share` of `of` ranks takes the checksum."""
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
@@ -57,12 +69,15 @@ def write_manifest(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def read_manifest(path: Path) -> Checkpoint | str:
-    """The checkpoint in the folder `path`, or what is wrong with it. Reads no file but the manifest."""
+    """The checkpoint in the folder `path`, or what is wrong with it: a file is missing or has another size, or the
+    manifest is not that of this step. Reads no file but the manifest."""
     name = MANIFEST
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         files = {name: FileRecord(int(f["size"]), str(f["sha256"])) for name, f in manifest["files"].items()}
-        step, ranks, loss = int(manifest["step"]), int(manifest["world_size"]), manifest["validation_loss"]
+        step, ranks, loss = manifest["step"], int(manifest["world_size"]), manifest["validation_loss"]
+        if type(step) is not int or step != step_of(path.name):
+            return f"{path / MANIFEST} is of step {step!r}, which the folder's name is not"
         if ".metadata" not in files:
             return f"{path / MANIFEST} lists no .metadata"
         for name, record in files.items():
