@@ -172,7 +172,7 @@ def _planned_for(value: object) -> dict[str, str | int | float] | None:
 
 
 def _check_planned_for(budget: str | int | float, planned_for: Mapping[str, object] | None) -> None:
-    """Refuse a budget that the plan beside it is not for: the plan is applied, and the budget would count for nothing."""
+    """Refuse a budget that the plan beside it is not for: the plan is applied as it is."""
     made_for = (planned_for or {}).get("memory_budget")
     if made_for is None:
         raise ValueError(

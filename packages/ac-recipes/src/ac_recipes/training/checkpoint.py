@@ -18,7 +18,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from ac_recipes.training.ranks import Ranks
 _PATIENCE = 600
 """Seconds to wait for another rank that writes a checkpoint by itself."""
 
-_PARTIAL = re.compile(r"(step-\d{8,})(\.alone)?\.partial")
+_PARTIAL = re.compile(r"step-\d{8,}(\.alone)?\.partial", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -135,12 +135,21 @@ def _write(partial: Path, step: int, state: RunState, ranks: Ranks, validation_l
     ranks.wait()
 
 
+def judge(checkpoint: Checkpoint, validation_loss: float) -> None:
+    """Let the checkpoint say which validation loss it has, nats a token: it was saved before that was measured.
+
+    Raises:
+        OSError: it cannot be written; the checkpoint is as it was.
+    """
+    write_manifest(replace(checkpoint, validation_loss=validation_loss), checkpoint.path)
+    _sync_folder(checkpoint.path)
+
+
 def discard_partial(folder: Path, step: int | None = None) -> None:
     """Delete what kills and failures have left in `folder`, or what the ranks together have written of `step`: it may
     fill the disk, and is of no use."""
-    for path in list(folder.glob("step-*.partial")):
-        named = _PARTIAL.fullmatch(path.name)
-        if named and (step is None or path.name == f"{name_of(step)}.partial") and path.is_dir() and not path.is_symlink():
+    for path in list(folder.glob("step-*.partial" if step is None else f"{name_of(step)}.partial")):
+        if _PARTIAL.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
 
 

@@ -55,17 +55,23 @@ def record_files(folder: Path, share: int = 0, of: int = 1) -> dict[str, FileRec
 
 
 def write_manifest(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write the manifest of `checkpoint` into `folder`, where its files are until it is renamed, and sync it."""
+    """Write the manifest of `checkpoint` into `folder`, where its files are, and sync it. One that is there already is
+    replaced at once, or not at all."""
     manifest = {
         "step": checkpoint.step,
         "world_size": checkpoint.world_size,
         "validation_loss": checkpoint.validation_loss,
         "files": {name: record._asdict() for name, record in checkpoint.files.items()},
     }
-    with (folder / MANIFEST).open("w", encoding="utf-8") as file:
-        json.dump(manifest, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    partial = folder / f"{MANIFEST}.partial"
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            json.dump(manifest, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(folder / MANIFEST)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def read_manifest(path: Path) -> Checkpoint | str:

@@ -111,6 +111,11 @@ class MetricsLog:
             line=is_due,
         )
 
+    def validation_loss(self, step: int) -> float | None:
+        """The one that was kept for `step`, by this run or the one it goes on with."""
+        kept = [line.get("validation_loss") for line in self.run_folder.read_metrics() if line["step"] == step]
+        return next((float(loss) for loss in reversed(kept) if loss is not None), None)
+
     def validation(self, step: int, loss: float) -> None:
         """Keep the validation loss after `step` steps, in nats a label token."""
         if not self.ranks.is_first:

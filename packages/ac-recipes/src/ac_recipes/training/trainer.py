@@ -89,7 +89,8 @@ def train(
             model=model,
             optimizer=optimizer,
         )
-        done = 0 if resume is None else go_on(run, recipe, saver, ranks, console)
+        resumed = None if resume is None else go_on(run, recipe, saver, ranks, console)
+        done = 0 if resumed is None else resumed.step
         trackers = []
         if ranks.is_first:
             run.write_session(session(invocation, ranks, done=done))
@@ -118,6 +119,7 @@ def train(
             log=MetricsLog(run, ranks, console, trackers, trainer.schedule.max_steps),
             faults=faults,
             rescue=Rescue(ranks, saver, faults, trainer),
+            resumed=resumed,
         )
         result = loop.run()
         if recipe.peft is not None:
