@@ -157,6 +157,7 @@ def test_a_picture_is_drawn(run, small_arguments, tmp_path, monkeypatch, planned
         ([], "--budget: neither it nor the recipe's memory_budget is given"),
         (["--budget", "lots"], "--budget: 'lots' is not a size such as '24GiB'"),
         (["--budget", "24GiB", "--write", "/nowhere/x.yaml"], "--write: there is no folder /nowhere"),
+        (["--budget", "24GiB", "--write", ""], "--write: the name of the file is empty, as an unset variable leaves"),
         (["--budget", "24GiB", "--write", "."], "--write: . is a folder"),
         (["--budget", "24GiB", "--distributed.strategy", "fsdp3"], "did you mean 'fsdp2'?"),
     ],

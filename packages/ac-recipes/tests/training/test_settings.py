@@ -117,6 +117,11 @@ def test_what_is_applied_may_differ_from_what_was_asked(asked, rows):
     assert shown["largest gradient norm"][1] == "0.5"
 
 
+def test_a_run_that_ends_within_its_warm_up_says_so(asked, rows):
+    shown = rows(asked("step_scheduler.num_epochs=null", "lr_scheduler.lr_warmup_steps=200"))
+    assert shown["learning rate"][2] == "the run ends within its warm-up of 200 steps, at 0.00125"
+
+
 def test_a_long_list_of_what_a_plan_keeps_is_wrapped_between_names(asked, rows):
     names = [f"self_attn.{each}_proj" for each in "qkvo"] + ["mlp.gate_proj", "mlp.up_proj", "attention"]
     plan = json.dumps({"model.layers.0": names, "model.layers.1": "none"})

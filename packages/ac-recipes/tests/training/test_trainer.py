@@ -119,9 +119,9 @@ def test_resume_refuses_another_model_and_a_run_without_a_checkpoint(tiny, tmp_p
     empty = RunFolder.create(tmp_path / "other", "tiny", tiny())
     with pytest.raises(UsageError, match="holds no whole checkpoint"):
         find_run(tiny(), "tiny", str(empty.path))
-    assert find_run(tiny(), "tiny", "") == result.run
+    assert find_run(tiny(), "tiny") == result.run
     with pytest.raises(UsageError, match="no run of 'another'"):
-        find_run(tiny(), "another", "")
+        find_run(tiny(), "another")
 
 
 def test_resume_refuses_another_text_a_damaged_tokenizer_and_fewer_steps_than_done(tiny, text_file):

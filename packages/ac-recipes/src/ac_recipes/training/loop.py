@@ -144,8 +144,8 @@ class Loop:
             self.log.validation(self.done, loss)
 
     def judge(self, resumed: Checkpoint) -> None:
-        """Make the validation that was due at the step gone on from, where the run was stopped, or failed, before it. The
-        checkpoint learns of it, so that `keep_best` never deletes one that has no loss."""
+        """Make the validation that was due at the step gone on from, where the run was stopped, or failed, before it.
+        The checkpoint learns of it, so that `keep_best` never deletes one that has no loss."""
         known = resumed.validation_loss
         if known is None:  # measured before a save that did not know of it, as a rescue's
             known = self.ranks.from_first(self.log.validation_loss(self.done))

@@ -22,13 +22,13 @@ FIXED = (
 activation checkpointing, the strategy, the number of ranks and of steps, the optimizer's settings."""
 
 
-def find_run(recipe: Recipe, name: str, folder: str) -> Path:
-    """The run folder to resume: `folder`, or where that is empty the newest run of the recipe called `name`.
+def find_run(recipe: Recipe, name: str, folder: str | None = None) -> Path:
+    """The run folder to resume: `folder`, or without one the newest run of the recipe called `name`.
 
     Raises:
         UsageError: there is no such run, it has no whole checkpoint, or it trained another model or other data.
     """
-    if folder:
+    if folder is not None:
         run = RunFolder(Path(folder))
         if not run.recipe.is_file():
             raise UsageError(f"--resume: {folder} is not the folder of a run (it holds no recipe.yaml)")

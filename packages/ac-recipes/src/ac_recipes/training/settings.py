@@ -125,7 +125,10 @@ def _steps(recipe: Recipe, data: Prepared) -> list[Row]:
     steps = limited(schedule, len(data.train)).max_steps
     epochs = f"num_epochs {schedule.num_epochs} ends it" if steps < schedule.max_steps else ""
     decay = "" if rates.lr_decay_style == "constant" else f", then down to {rates.min_lr:g}"
-    warm_up = f"{optimizer.lr:g} after a warm-up of {counted(warmup_steps(steps, rates), 'step')}{decay}"
+    warming = warmup_steps(steps, rates)
+    warm_up = f"{optimizer.lr:g} after a warm-up of {counted(warming, 'step')}{decay}"
+    if warming > steps:
+        warm_up = f"the run ends within its warm-up of {warming} steps, at {optimizer.lr * steps / warming:.3g}"
     betas = " and ".join(f"{beta:g}" for beta in optimizer.betas)
     decayed = f"betas {betas}; weight decay {optimizer.weight_decay:g} of matrices"
     norm = recipe.clip_grad_norm.max_norm

@@ -21,7 +21,7 @@ from ac_recipes.parallel.data import no_gradient_exchange
 from ac_recipes.parallel.gradients import clip_grad_norm
 from ac_recipes.recipe import Recipe
 from ac_recipes.trackers import open_trackers
-from ac_recipes.training.batches import BatchPlan, GlobalOrder, limited
+from ac_recipes.training.batches import BatchPlan, GlobalOrder, check_filled, limited
 from ac_recipes.training.console import RunConsole
 from ac_recipes.training.faults import Faults, NotFiniteError
 from ac_recipes.training.loop import Loop, Result
@@ -71,6 +71,7 @@ def train(
         faults = Faults(run, invocation, ranks, recipe)
         stack.enter_context(faults.explained())
         data = prepare(recipe, run, ranks, resumed=resume is not None)
+        check_filled(recipe.step_scheduler, len(data.train))
         model, frozen = trainable_model(recipe, data, ranks.device)
         head_loss = attach_loss(model, recipe.loss_fn)
         check_all_get_gradients(model, head_loss, data, recipe, ranks)
