@@ -12,6 +12,7 @@ from ac_recipes.training.console import RunConsole
 from ac_recipes.training.faults import Faults
 from ac_recipes.training.manifest import Checkpoint
 from ac_recipes.training.metrics import MetricsLog
+from ac_recipes.training.numbers import json_number
 from ac_recipes.training.ranks import Ranks
 from ac_recipes.training.rescue import Rescue
 from ac_recipes.training.saving import Saver
@@ -40,8 +41,8 @@ class Result:
         return {
             "run": str(self.run),
             "steps": self.steps,
-            "loss": self.loss,
-            "validation_loss": self.validation_loss,
+            "loss": json_number(self.loss),
+            "validation_loss": json_number(self.validation_loss),
             "stopped_by": self.stopped_by,
         }
 

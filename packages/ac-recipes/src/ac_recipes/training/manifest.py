@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from ac_recipes.training.numbers import json_number
+
 MANIFEST = "manifest.json"
 
 
@@ -60,13 +62,13 @@ def write_manifest(checkpoint: Checkpoint, folder: Path) -> None:
     manifest = {
         "step": checkpoint.step,
         "world_size": checkpoint.world_size,
-        "validation_loss": checkpoint.validation_loss,
+        "validation_loss": json_number(checkpoint.validation_loss),
         "files": {name: record._asdict() for name, record in checkpoint.files.items()},
     }
     partial = folder / f"{MANIFEST}.partial"
     try:
         with partial.open("w", encoding="utf-8") as file:
-            json.dump(manifest, file, indent=1)
+            json.dump(manifest, file, indent=1, allow_nan=False)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(folder / MANIFEST)

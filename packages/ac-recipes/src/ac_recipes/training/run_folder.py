@@ -12,6 +12,7 @@ from ac_recipes.errors import UsageError
 from ac_recipes.reader import dump
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.checkpoint import whole_checkpoints
+from ac_recipes.training.numbers import json_number
 
 
 @dataclass(frozen=True)
@@ -113,11 +114,17 @@ class RunFolder:
     def drop_metrics_after(self, step: int) -> None:
         """Forget what came after a checkpoint that the run now goes on from: those steps are made again."""
         kept = [line for line in self.read_metrics() if line["step"] <= step]
-        _replace(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
+        _replace(self.metrics, "".join(json_line(line) + "\n" for line in kept))
+
+
+def json_line(values: dict[str, Any]) -> str:
+    """One line of a `.jsonl` file."""
+    plain = {name: json_number(value) if isinstance(value, float) else value for name, value in values.items()}
+    return json.dumps(plain, allow_nan=False)
 
 
 def _append(path: Path, *lines: dict[str, Any]) -> None:
-    left = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    left = "".join(json_line(line) + "\n" for line in lines).encode()
     with path.open("ab", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         try:
