@@ -45,7 +45,7 @@ def test_a_run_leaves_everything_to_look_at_and_to_go_on_with(trained):
     assert sum("validation loss" in line for line in lines) == 3
     assert {p.name for p in result.run.iterdir()} == {
         "recipe.yaml", "tokenizer.json", "tokenizer_config.json", "data.sha256", "metrics.jsonl", "sessions.jsonl",
-        "checkpoints",
+        "run.lock", "checkpoints",
     }  # fmt: skip
     assert [c.step for c in whole_checkpoints(result.run / "checkpoints")] == [2, 4, 6]
     assert sorted(losses(result)) == [1, 2, 3, 4, 5, 6]

@@ -17,8 +17,8 @@ from ac_recipes.training.numbers import json_number
 
 @dataclass(frozen=True)
 class RunFolder:
-    """`recipe.yaml`, the tokenizer, `data.sha256`, `metrics.jsonl`, `sessions.jsonl`, `checkpoints/` and, with LoRA,
-    `adapter/` of one run."""
+    """`recipe.yaml`, the tokenizer, `data.sha256`, `metrics.jsonl`, `sessions.jsonl`, `run.lock`, `checkpoints/`
+    and, with LoRA, `adapter/` of one run."""
 
     path: Path
 
@@ -76,6 +76,10 @@ class RunFolder:
     @property
     def fingerprint(self) -> Path:
         return self.path / "data.sha256"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "run.lock"
 
     @property
     def checkpoints(self) -> Path:

@@ -36,6 +36,7 @@ from ac_recipes.training.ranks import Ranks, joined_ranks
 from ac_recipes.training.rescue import LastStep, Rescue
 from ac_recipes.training.resume import go_on, open_run
 from ac_recipes.training.rng import seed_step
+from ac_recipes.training.run_lock import alone_in
 from ac_recipes.training.saving import Saver
 from ac_recipes.training.settings import settings_table
 from ac_recipes.training.untrained import check_all_get_gradients
@@ -68,6 +69,7 @@ def train(
         plan = preflight(recipe, ranks.world_size)
         recipe = recipe_to_train(recipe, ranks)
         run = open_run(recipe, name, resume, ranks, console)
+        stack.enter_context(alone_in(run, ranks, console))
         faults = Faults(run, invocation, ranks, recipe)
         stack.enter_context(faults.explained())
         data = prepare(recipe, run, ranks, resumed=resume is not None)
