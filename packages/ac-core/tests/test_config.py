@@ -51,6 +51,25 @@ def test_a_plan_is_stored_as_plain_data():
             ActivationCheckpointingConfig(policy="budget", plan=plan)
 
 
+def test_a_budget_beside_a_plan_is_the_one_that_it_was_made_for():
+    planned = {"policy": "budget", "plan": {"layers.0": "full"}}
+    config = ActivationCheckpointingConfig(
+        **planned, memory_budget="1GiB", planned_for={"memory_budget": 2**30, "batch": 4}
+    )
+    assert config.planned_for == {"memory_budget": 2**30, "batch": 4}, "the same in other words, and more"
+    with pytest.raises(ValueError, match=r"^memory_budget: '10KiB' would count for nothing.* made for '1GiB'.*null"):
+        ActivationCheckpointingConfig(**planned, memory_budget="10KiB", planned_for={"memory_budget": "1GiB"})
+    for unsaid in (None, {}, {"batch": 4}):
+        with pytest.raises(ValueError, match=r"^memory_budget: 0.5 would count for nothing.* does not say"):
+            ActivationCheckpointingConfig(**planned, memory_budget=0.5, planned_for=unsaid)
+        assert ActivationCheckpointingConfig(**planned, planned_for=unsaid).memory_budget is None
+    for nonsense in ("1GiB", {"memory_budget": None}, {1: 2}, {"memory_budget": "much"}):
+        with pytest.raises(ValueError, match=r"^planned_for: "):
+            ActivationCheckpointingConfig(**planned, planned_for=nonsense)
+    without = ActivationCheckpointingConfig(policy="budget", memory_budget=0.5, planned_for={"memory_budget": 0.7})
+    assert without.planned_for is None
+
+
 @pytest.mark.parametrize("policy", ["selective", "budget"])
 def test_megatron_fsdp_names_the_strategies_that_can(policy):
     budget = {"memory_budget": 0.5} if policy == "budget" else {}

@@ -39,7 +39,10 @@ class ActivationCheckpointingConfig:
         needs a `batch=` for that.
     plan: for `budget`: what is done with each block of the scope, by name: `"none"`, `"full"`, or a list as in `save`
         of what is kept. `"offload"` is `"full"` with its inputs in host memory; in a list it says that of the inputs.
-        `ac_core.plan(...).to_config()` fills it. It is applied as it is, whatever the budget says.
+        `ac_core.plan(...).to_config()` fills it. It is applied as it is.
+    planned_for: beside `plan`: what it was made for, by name; `to_config()` gives the `"memory_budget"`, and who plans
+        may add more, such as the size of a batch. A plan is refused beside another `memory_budget`, which would count
+        for nothing. Without a plan it says nothing, and is stored as `None`.
     offload: `"cpu"`: the inputs that checkpointed blocks keep (those that need a gradient) are moved to host memory and
         back for the recompute; on CUDA it is pinned, and the copies overlap with the blocks' work. With `budget`: for
         the blocks where that is part of the cheapest plan.
@@ -62,6 +65,7 @@ class ActivationCheckpointingConfig:
     save: tuple[str, ...] | None = None
     memory_budget: str | int | float | None = None
     plan: dict[str, str | tuple[str, ...]] | None = None
+    planned_for: dict[str, str | int | float] | None = None
     offload: OffloadName = "none"
     preserve_rng_state: bool = True
     early_stop: bool = True
@@ -77,6 +81,9 @@ class ActivationCheckpointingConfig:
             raise ValueError(f"save: {self.save!r} belongs to policy 'selective'; with {self.policy!r} nothing is kept")
         _check_budget(self.policy, self.memory_budget, self.plan)
         object.__setattr__(self, "plan", _plan(self.plan))
+        object.__setattr__(self, "planned_for", None if self.plan is None else _planned_for(self.planned_for))
+        if self.plan is not None and self.memory_budget is not None:
+            _check_planned_for(self.memory_budget, self.planned_for)
         _check_offload(self.offload, self.policy, self.plan)
         for name in ("preserve_rng_state", "early_stop", "keep_cache", "strict"):
             if not isinstance(value := getattr(self, name), bool):
@@ -147,6 +154,36 @@ def _plan(value: object) -> dict[str, str | tuple[str, ...]] | None:
         except ValueError as error:
             raise ValueError(f"plan: for {name!r}: {str(error).removeprefix('save: ')}") from None
     return plan
+
+
+def _planned_for(value: object) -> dict[str, str | int | float] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not all(
+        isinstance(name, str) and isinstance(said, str | int | float) for name, said in value.items()
+    ):
+        raise ValueError(f"planned_for: {value!r} does not say by name what the plan was made for")
+    if "memory_budget" in value:
+        try:
+            parse_budget(value["memory_budget"])
+        except ValueError as error:
+            raise ValueError(f"planned_for: memory_budget: {error}") from None
+    return dict(value)
+
+
+def _check_planned_for(budget: str | int | float, planned_for: Mapping[str, object] | None) -> None:
+    """Refuse a budget that the plan beside it is not for: the plan is applied as it is."""
+    made_for = (planned_for or {}).get("memory_budget")
+    if made_for is None:
+        raise ValueError(
+            f"memory_budget: {budget!r} would count for nothing beside a plan that does not say in planned_for which "
+            "memory_budget it was made for; leave one of the two out: without the plan (plan: null) it is made anew"
+        )
+    if parse_budget(budget) != parse_budget(made_for):
+        raise ValueError(
+            f"memory_budget: {budget!r} would count for nothing: the plan beside it was made for {made_for!r} and is "
+            "applied as it is; leave the plan out (plan: null), and one is made for this budget, or set it back"
+        )
 
 
 def _kept(names: object) -> str | tuple[str, ...]:

@@ -22,6 +22,7 @@ from ac_recipes.freeze_config import FreezeConfig
 from ac_recipes.lora import PeftConfig
 from ac_recipes.parallel.config import CompileConfig, check_compile, compile_config
 from ac_recipes.parallel.layout import StrategyConfig, check_sizes
+from ac_recipes.planned import check_planned
 from ac_recipes.section import Section, at_least
 from ac_recipes.trackers.config import TensorBoardConfig, WandbConfig
 from ac_recipes.training.config import CheckpointConfig
@@ -209,6 +210,7 @@ class Recipe(Section):
             raise ValueError(f"distributed.{error}") from None
         if compile_config(self.compile) is not None:
             check_compile(self.distributed)
+        check_planned(self)
         backend, distributed = self.model.backend, self.distributed
         if self.peft is not None and distributed.tp_size > 1:
             raise ValueError(

@@ -52,6 +52,8 @@ def run(capsys, *arguments):
         (["train", "default", "--nproc-per-node", "3"], "4 sequences cannot be shared evenly by 3 ranks"),
         (["train", "default", "--nproc-per-node", "2", "--dataset.text", "[gone.txt]"], "cannot read gone.txt"),
         (["train", "default", "--resume", "nowhere"], "nowhere is not the folder of a run"),
+        (["train", "default", "--resume", ""], "--resume: RUN is empty, as an unset variable leaves it"),
+        (["train", "default", "--resume="], "--resume: RUN is empty, as an unset variable leaves it"),
         (["check", "default", "--optimizer.lr"], "optimizer.lr: "),
     ],
 )

@@ -50,7 +50,7 @@ def test_it_is_written_into_the_recipe_and_read_back(run, small_arguments, tmp_p
     assert out.splitlines()[-1] == f"recipe: {path}"
     assert path.read_text().startswith("# A small Llama")
     assert "hidden_size: 64\n" in path.read_text()
-    assert load_recipe(str(path)).distributed.checkpointing == planned.to_config()
+    assert load_recipe(str(path)).distributed.checkpointing.plan == planned.blocks
 
 
 def test_a_recipe_that_cannot_be_changed_in_place_is_written_anew(run, tiny_file, tmp_path, planned):
@@ -62,7 +62,7 @@ def test_a_recipe_that_cannot_be_changed_in_place_is_written_anew(run, tiny_file
     assert "every setting written out" in out
     written = load_recipe(str(path))
     assert written.optimizer.lr == 0.5
-    assert written.distributed.checkpointing == planned.to_config()
+    assert written.distributed.checkpointing.plan == planned.blocks
 
 
 @pytest.mark.parametrize("named", ["recipe", "another"])
@@ -75,7 +75,7 @@ def test_a_file_that_is_there_is_kept_unless_it_may_be_overwritten(run, tiny_fil
     assert err == f"ac-recipes: --write: {path} is there already; give another name, or --overwrite\n"  # nothing began
     assert path.read_text() == kept
     assert run(*arguments, "--overwrite")[0] == 0
-    assert load_recipe(str(path)).distributed.checkpointing == planned.to_config()
+    assert load_recipe(str(path)).distributed.checkpointing.plan == planned.blocks
     assert path.read_text().endswith("# mine\n") == (named == "recipe")  # comments of the recipe are kept
 
 
@@ -93,7 +93,7 @@ def test_a_file_that_appears_while_the_plan_is_made_is_kept(run, tiny_file, tmp_
     assert f"ac-recipes: --write: {path} has appeared while the plan was made, and is left as it is; give" in err
     assert path.read_text() == "mine"
     assert run(*arguments, "--overwrite")[0] == 0
-    assert load_recipe(str(path)).distributed.checkpointing == planned.to_config()
+    assert load_recipe(str(path)).distributed.checkpointing.plan == planned.blocks
 
 
 def test_a_plan_that_cannot_be_written_leaves_nothing(run, tiny_file, tmp_path, planned, monkeypatch):
@@ -157,6 +157,7 @@ def test_a_picture_is_drawn(run, small_arguments, tmp_path, monkeypatch, planned
         ([], "--budget: neither it nor the recipe's memory_budget is given"),
         (["--budget", "lots"], "--budget: 'lots' is not a size such as '24GiB'"),
         (["--budget", "24GiB", "--write", "/nowhere/x.yaml"], "--write: there is no folder /nowhere"),
+        (["--budget", "24GiB", "--write", ""], "--write: the name of the file is empty, as an unset variable leaves"),
         (["--budget", "24GiB", "--write", "."], "--write: . is a folder"),
         (["--budget", "24GiB", "--distributed.strategy", "fsdp3"], "did you mean 'fsdp2'?"),
     ],

@@ -16,7 +16,6 @@ TEXT = """\
         ("true", True),
         ("off", False),
         ("null", None),
-        ("", None),
         ("full", "full"),
         ('"full"', "full"),
     ],
@@ -25,6 +24,20 @@ def test_values_are_read_by_the_rules_of_the_file(read, text, value):
     asked = read("model: a", "--distributed.activation_checkpointing", text).distributed.activation_checkpointing
     assert asked == value
     assert type(asked) is type(value)
+
+
+@pytest.mark.parametrize("text", ["", " "])
+def test_an_empty_value_turns_nothing_off(mistakes, text):
+    for field in ("distributed.activation_checkpointing", "extra.x", "optimizer"):
+        assert mistakes(f"{TEXT}  lr: 1\n", f"--{field}", text) == [
+            f"command line:1:1: {field}: the value is empty, as an unset variable leaves it; write null or false if "
+            "that is meant"
+        ]
+    field = "distributed.activation_checkpointing"
+    told = mistakes(f"{TEXT}  lr: 1\n".replace("activation_checkpointing: full", "activation_checkpointing:"))
+    assert len(told) == 1
+    assert f"{field}: expected true, false, null, " in told[0]
+    assert told[0].endswith("got nothing")
 
 
 def test_lists_mappings_and_numbers(read, schema):

@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ac_recipes.analysis.subject import real_subject
 from ac_recipes.errors import UsageError
 from ac_recipes.recipe import StepSchedulerConfig
 from ac_recipes.training.batches import BatchPlan, GlobalOrder, limited
+from ac_recipes.training.trainer import train
 
 
 @pytest.mark.parametrize(
@@ -46,3 +48,10 @@ def test_epochs_are_whole_batches_out_of_so_many_passes(epochs, most, steps):
     schedule = StepSchedulerConfig(global_batch_size=4, local_batch_size=4, max_steps=most, num_epochs=epochs)
     assert limited(schedule, sequences=10).max_steps == steps
     assert limited(replace(schedule, num_epochs=1), sequences=3).max_steps == 1
+
+
+def test_a_global_batch_that_the_data_cannot_fill_is_refused_at_once(tiny):
+    sizes = ("step_scheduler.global_batch_size=1000000000000", "step_scheduler.local_batch_size=1")
+    for look in (real_subject, lambda recipe: train(recipe, "tiny")):
+        with pytest.raises(UsageError, match=r"global_batch_size: 1000000000000 sequences are more than the \d+ that"):
+            look(tiny(*sizes))

@@ -1,6 +1,7 @@
 """A checkpoint is whole or absent, and gives back every bit."""
 
 import os
+import shutil
 import threading
 
 import pytest
@@ -8,7 +9,16 @@ import torch
 from torch import nn
 
 from ac_core import apply_activation_checkpointing
-from ac_recipes.training.checkpoint import RunState, load_checkpoint, save_alone, save_checkpoint, whole_checkpoints
+from ac_recipes.training import retention
+from ac_recipes.training.checkpoint import (
+    RunState,
+    found_checkpoints,
+    load_checkpoint,
+    save_alone,
+    save_checkpoint,
+    whole_checkpoints,
+)
+from ac_recipes.training.config import CheckpointConfig
 from ac_recipes.training.manifest import MANIFEST, damage, record_files
 from ac_recipes.training.ranks import Ranks
 
@@ -88,7 +98,7 @@ def test_the_optimizers_settings_are_those_it_was_built_with(saved):
     assert {int(state["step"]) for state in optimizer.state.values()} == {2}
 
 
-@pytest.mark.parametrize("damage", ["truncate", "delete", "manifest"])
+@pytest.mark.parametrize("damage", ["truncate", "delete", "manifest", "step 9", "step -1", 'step "7"', "step 7.0"])
 def test_a_damaged_one_is_never_taken(saved, damage):
     folder, model = saved
     path = save_checkpoint(folder, 7, state_of(model), ALONE)
@@ -97,9 +107,46 @@ def test_a_damaged_one_is_never_taken(saved, damage):
         os.truncate(largest, largest.stat().st_size - 1)
     elif damage == "delete":
         largest.unlink()
+    elif damage.startswith("step "):
+        manifest = (path / MANIFEST).read_text()
+        (path / MANIFEST).write_text(manifest.replace('"step": 7', f'"step": {damage.removeprefix("step ")}'))
+        assert f"{path / MANIFEST} is of step" in found_checkpoints(folder)[-1]
     else:
         (path / "manifest.json").write_text('{"step": 7, "files"')
     assert [c.step for c in whole_checkpoints(folder)] == [2]
+
+
+@pytest.mark.parametrize("name", ["step-best", "step-00000002-keep", "step-0000000002", "step-2", "step-00000009.bak"])
+def test_what_has_another_name_is_neither_taken_nor_deleted(saved, name):
+    folder, model = saved
+    shutil.copytree(folder / "step-00000002", folder / name)
+    shutil.copytree(folder / "step-00000002", folder / "step-mine.partial")
+    config = CheckpointConfig(keep_last=1)
+    for step in (4, 100_000_000):
+        save_checkpoint(folder, step, state_of(model), ALONE)
+        assert [c.step for c in whole_checkpoints(folder)][-1] == step
+        for checkpoint in retention.superseded(whole_checkpoints(folder), config):
+            retention.remove(checkpoint)
+    assert {path.name for path in folder.iterdir()} == {"step-100000000", name, "step-mine.partial"}
+
+
+def test_a_copy_under_a_newer_step_is_told_as_damaged(saved):
+    folder, _ = saved
+    shutil.copytree(folder / "step-00000002", folder / "step-00000009")
+    whole, told = found_checkpoints(folder)
+    assert whole.step == 2
+    assert told == f"{folder / 'step-00000009' / MANIFEST} is of step 2, which the folder's name is not"
+
+
+def test_one_that_is_linked_to_is_taken_and_never_deleted(saved, tmp_path):
+    folder, model = saved
+    moved = (folder / "step-00000002").rename(tmp_path / "elsewhere")
+    (folder / "step-00000002").symlink_to(moved)
+    save_checkpoint(folder, 4, state_of(model), ALONE)
+    first, second = whole_checkpoints(folder)
+    assert (first.step, second.step) == (2, 4)
+    retention.remove(first)
+    assert damage(first) is None
 
 
 def test_ranks_share_the_reading_and_one_of_them_finds_a_flipped_bit(saved):

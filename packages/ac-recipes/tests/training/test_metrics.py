@@ -11,7 +11,7 @@ import pytest
 from ac_recipes.errors import RankError
 from ac_recipes.training.checkpoint import whole_checkpoints
 from ac_recipes.training.run_folder import RunFolder
-from ac_recipes.training.trainer import train
+from ac_recipes.training.trainer import Trainer, train
 
 
 @pytest.fixture
@@ -29,6 +29,25 @@ def full_in(monkeypatch):
         monkeypatch.setattr(RunFolder, "write_metrics", limited)
 
     return arrange
+
+
+@pytest.mark.parametrize(("loss", "written"), [("nan", "NaN"), ("inf", "Infinity"), ("-inf", "-Infinity")])
+def test_a_validation_loss_that_is_not_finite_is_told_and_written_as_json(tiny, monkeypatch, capsys, loss, written):
+    monkeypatch.setattr(Trainer, "validate", lambda _: float(loss))
+    recipe = tiny("checkpoint.keep_last=1", "checkpoint.keep_best=1", "step_scheduler.max_steps=2")
+    result = train(recipe, "tiny")
+    out = capsys.readouterr().out
+    assert all(f"warning: the validation loss after step {step} is {loss}, although " in out for step in (0, 2))
+    manifest, metrics = result.run / "checkpoints" / "step-00000002" / "manifest.json", result.run / "metrics.jsonl"
+    lines = metrics.read_text().splitlines()
+    texts = [json.dumps(result.to_dict(), allow_nan=False), manifest.read_text(), *lines]
+    read = [json.loads(text, parse_constant=pytest.fail) for text in texts]
+    found = [values["validation_loss"] for values in read if "validation_loss" in values]
+    assert found == [written] * 4
+    metrics.write_text(metrics.read_text().replace(f'"{written}"', written))  # as Python writes it, and others may
+    train(recipe, "tiny", resume=result.run)
+    assert metrics.read_text().splitlines() == lines, "the loss is known, and not measured again"
+    assert "best checkpoint" not in out + capsys.readouterr().out
 
 
 SAVED_LATE = ("step_scheduler.val_every_steps=null", "step_scheduler.ckpt_every_steps=5")

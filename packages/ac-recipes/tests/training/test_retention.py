@@ -3,7 +3,7 @@
 import pytest
 
 from ac_recipes.training import retention
-from ac_recipes.training.checkpoint import discard_partial, found_checkpoints, whole_checkpoints
+from ac_recipes.training.checkpoint import discard_partial, found_checkpoints, judge, whole_checkpoints
 from ac_recipes.training.config import CheckpointConfig
 from ac_recipes.training.manifest import Checkpoint, record_files, write_manifest
 
@@ -53,6 +53,27 @@ def test_a_deletion_that_is_interrupted_leaves_nothing_that_looks_damaged(tmp_pa
     assert [found.path.name for found in found_checkpoints(tmp_path)] == names[1:]
     discard_partial(tmp_path)  # as the next save does
     assert [path.name for path in tmp_path.iterdir()] == names[1:]
+
+
+def test_a_manifest_that_cannot_be_written_anew_stays_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "step-00000003"
+    path.mkdir()
+    (path / ".metadata").touch()
+    checkpoint = Checkpoint(path, 3, 1, None, record_files(path))
+    write_manifest(checkpoint, path)
+
+    def full(_manifest, file, **_options):
+        file.write("{")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ac_recipes.training.manifest.json.dump", full)
+        with pytest.raises(OSError, match="No space left"):
+            judge(checkpoint, 1.5)
+    assert whole_checkpoints(tmp_path) == [checkpoint]
+    judge(checkpoint, 1.5)
+    assert [found.validation_loss for found in whole_checkpoints(tmp_path)] == [1.5]
+    assert {file.name for file in path.iterdir()} == {".metadata", "manifest.json"}
 
 
 @pytest.mark.parametrize(

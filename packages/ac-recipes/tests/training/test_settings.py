@@ -117,11 +117,19 @@ def test_what_is_applied_may_differ_from_what_was_asked(asked, rows):
     assert shown["largest gradient norm"][1] == "0.5"
 
 
+def test_a_run_that_ends_within_its_warm_up_says_so(asked, rows):
+    shown = rows(asked("step_scheduler.num_epochs=null", "lr_scheduler.lr_warmup_steps=200"))
+    assert shown["learning rate"][2] == "the run ends within its warm-up of 200 steps, at 0.00125"
+
+
 def test_a_long_list_of_what_a_plan_keeps_is_wrapped_between_names(asked, rows):
     names = [f"self_attn.{each}_proj" for each in "qkvo"] + ["mlp.gate_proj", "mlp.up_proj", "attention"]
     plan = json.dumps({"model.layers.0": names, "model.layers.1": "none"})
-    budget = f"{{policy: budget, memory_budget: 1GiB, plan: {plan}}}"
+    made_for = "{memory_budget: 1GiB, local_batch_size: 4, row_length: 64, ranks: 1}"
+    budget = f"{{policy: budget, memory_budget: 1GiB, plan: {plan}, planned_for: {made_for}}}"
     shown = rows(asked(f"distributed.activation_checkpointing={budget}", "compile=false"))
+    known = "the plan is for 4 x 64 tokens a rank, on 1 rank"
+    assert shown["  memory budget"] == ["1GiB", "1GiB", f"{known}; here 2 x 64 tokens on 1"]
     _, applied, detail = shown["  model.layers.0"]
     assert detail.startswith("1 block, language, found by ")
     assert max(map(len, applied.split())) <= len("self_attn.{q_proj,")  # a line may end after each

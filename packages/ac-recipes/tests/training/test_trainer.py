@@ -45,7 +45,7 @@ def test_a_run_leaves_everything_to_look_at_and_to_go_on_with(trained):
     assert sum("validation loss" in line for line in lines) == 3
     assert {p.name for p in result.run.iterdir()} == {
         "recipe.yaml", "tokenizer.json", "tokenizer_config.json", "data.sha256", "metrics.jsonl", "sessions.jsonl",
-        "checkpoints",
+        "run.lock", "checkpoints",
     }  # fmt: skip
     assert [c.step for c in whole_checkpoints(result.run / "checkpoints")] == [2, 4, 6]
     assert sorted(losses(result)) == [1, 2, 3, 4, 5, 6]
@@ -119,9 +119,9 @@ def test_resume_refuses_another_model_and_a_run_without_a_checkpoint(tiny, tmp_p
     empty = RunFolder.create(tmp_path / "other", "tiny", tiny())
     with pytest.raises(UsageError, match="holds no whole checkpoint"):
         find_run(tiny(), "tiny", str(empty.path))
-    assert find_run(tiny(), "tiny", "") == result.run
+    assert find_run(tiny(), "tiny") == result.run
     with pytest.raises(UsageError, match="no run of 'another'"):
-        find_run(tiny(), "another", "")
+        find_run(tiny(), "another")
 
 
 def test_resume_refuses_another_text_a_damaged_tokenizer_and_fewer_steps_than_done(tiny, text_file):

@@ -15,7 +15,7 @@ from ac_core.sizes import size_text
 _FORMAT = 1
 """Of what `to_dict` writes: another number where a field comes, goes or means something else."""
 
-_OF_THE_PLAN = ("policy", "memory_budget", "plan", "save")
+_OF_THE_PLAN = ("policy", "memory_budget", "plan", "planned_for", "save")
 """Settings that a plan fills in, and that its `config` does not have."""
 
 
@@ -77,7 +77,11 @@ class Plan:
     def to_config(self) -> ActivationCheckpointingConfig:
         """The settings that apply this plan, whatever model and machine it was made on."""
         return ActivationCheckpointingConfig(
-            **{**_fields(self.config), "policy": "budget", "memory_budget": self.budget, "plan": self.blocks}
+            **_fields(self.config),
+            policy="budget",
+            memory_budget=self.budget,
+            plan=self.blocks,
+            planned_for={"memory_budget": self.budget},
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from ac_recipes.analysis.policies import BUDGET_FIELD
 from ac_recipes.analysis.subject import Device, Kernels, step_settings
 from ac_recipes.analysis.words import words_for
 from ac_recipes.errors import UsageError
+from ac_recipes.planned import check_planned, planned_for
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.ranks import Ranks
 
@@ -70,13 +71,23 @@ def with_plan(
     if config.policy != "budget" or config.plan is not None:
         return config
     plan = make_plan(recipe, config, device=device, kernels=kernels, expert_load=expert_load, named=named)
-    return replace(config, plan=plan.blocks)
+    return replace(config, plan=plan.blocks, planned_for=planned_for(recipe, plan.budget))
 
 
-def planned_recipe(recipe: Recipe, plan: Plan) -> Recipe:
-    """The recipe with policy `budget`, the budget and the plan."""
-    own = recipe.distributed.checkpointing
-    config = replace(own, policy="budget", memory_budget=plan.budget, save=None, plan=plan.blocks)
+def planned_recipe(recipe: Recipe, plan: Plan, ranks: int | None = None) -> Recipe:
+    """The recipe with policy `budget`, the budget, the plan and what that was made for.
+
+    ranks: it was made for; `None`: as many as the recipe says.
+    """
+    own, sized = recipe.distributed.checkpointing, recipe if ranks is None else _on_ranks(recipe, ranks)
+    config = replace(
+        own,
+        policy="budget",
+        memory_budget=plan.budget,
+        save=None,
+        plan=plan.blocks,
+        planned_for=planned_for(sized, plan.budget),
+    )
     try:
         return replace(recipe, distributed=replace(recipe.distributed, activation_checkpointing=config))
     except ValueError as error:  # what the recipe says beside it, such as compile, cannot honour the plan
@@ -99,12 +110,23 @@ def recipe_to_train(recipe: Recipe, ranks: Ranks) -> Recipe:
     """A recipe that `ranks` can train: where it has a budget and no plan, with the plan for them.
 
     Every rank makes it, for the least memory that any of them has, and all take that of rank 0: machines that are not
-    alike might plan differently, and ranks that checkpoint differently wait for one another in vain. Raises as
-    `make_plan`.
+    alike might plan differently, and ranks that checkpoint differently wait for one another in vain.
+
+    Raises:
+        UsageError: as `make_plan`; the recipe has a plan, and it is for a smaller step or more ranks.
     """
     config = recipe.distributed.checkpointing
-    if config.policy != "budget" or config.plan is not None:
+    if config.policy != "budget":
         return recipe
-    sized = replace(recipe, distributed=replace(recipe.distributed, dp_size=ranks.world_size))
-    plan = make_plan(sized, config, device=ranks.device.type)
-    return planned_recipe(recipe, ranks.from_first(plan))
+    if config.plan is not None:
+        try:
+            check_planned(recipe, ranks.world_size // recipe.distributed.tp_size)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        return recipe
+    plan = make_plan(_on_ranks(recipe, ranks.world_size), config, device=ranks.device.type)
+    return planned_recipe(recipe, ranks.from_first(plan), ranks.world_size)
+
+
+def _on_ranks(recipe: Recipe, ranks: int) -> Recipe:
+    return replace(recipe, distributed=replace(recipe.distributed, dp_size=ranks))

@@ -23,7 +23,7 @@ from ac_recipes.lora import add_lora
 from ac_recipes.parallel.experts import share_experts
 from ac_recipes.pretrained import load_config, load_tokenizer
 from ac_recipes.recipe import Recipe
-from ac_recipes.training.batches import BatchPlan, GlobalOrder
+from ac_recipes.training.batches import BatchPlan, GlobalOrder, check_filled
 from ac_recipes.training.freeze import freeze
 from ac_recipes.training.loss import HeadLoss, attach_loss
 from ac_recipes.training.model import build_model, trainable_model
@@ -80,6 +80,7 @@ def real_subject(recipe: Recipe) -> Subject:
     setup_of(recipe).layout(1)
     plan = BatchPlan.of(recipe.step_scheduler, 1)
     data = prepare_here(recipe)
+    check_filled(recipe.step_scheduler, len(data.train))
     order = GlobalOrder(len(data.train), recipe.step_scheduler.global_batch_size, recipe.rng.seed)
     device = local_device()
     model, _ = trainable_model(recipe, data, device)

@@ -44,7 +44,7 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
     """Plan. What fits no plan is a budget to be mended: nothing is written, and the exit code is 2."""
     budget = None if options.budget is None else parse_budget_argument(options.budget)
     check_picture(options.picture, overwrite=options.overwrite)
-    if options.write:
+    if options.write is not None:
         check_output("--write", options.write, overwrite=options.overwrite)
     recipe = recipe_to_look_at(options.recipe, overrides)
     own = recipe.distributed.checkpointing
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
         asked, named = (own, BUDGET_FIELD) if budget is None else (budget_policy(own, budget), BUDGET_FLAG)
         plan = make_plan(recipe, asked, named=named, **assumed(options))
     notes = [note] if (note := uncompiled_note(recipe, "a compiler chooses anew what blocks keep")) else []
-    if options.write:
+    if options.write is not None:
         from ac_recipes.analysis.writing import write_planned
 
         kept = write_planned(options.recipe, overrides, recipe, plan, Path(options.write), overwrite=options.overwrite)

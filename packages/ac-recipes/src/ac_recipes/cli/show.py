@@ -133,6 +133,8 @@ def check_output(flag: str, path: str, *, overwrite: bool) -> None:
     Raises:
         UsageError: naming the file and what can be done.
     """
+    if not path.strip():
+        raise UsageError(f"{flag}: the name of the file is empty, as an unset variable leaves it; give one")
     if not Path(path).parent.is_dir():
         raise UsageError(f"{flag}: there is no folder {Path(path).parent}")
     if Path(path).is_dir():

@@ -24,6 +24,9 @@ from ac_recipes.rank_process import (
 from ac_recipes.reader import Override
 from ac_recipes.shipped import find_recipe
 
+NEWEST = object()
+"""What `--resume` without RUN says."""
+
 _LAUNCH_OPTIONS = [flag.removeprefix("--").replace("-", "_") for flag in LAUNCH_FLAGS]
 
 
@@ -43,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         nargs="?",
-        const="",
+        const=NEWEST,
         metavar="RUN",
         help="go on with the run in this folder; without RUN, with the newest run of this recipe",
     )
@@ -51,6 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, overrides: Sequence[Override], arguments: list[str]) -> int:
     """Validate everything that can be, then train here or in the ranks that a launcher starts."""
+    if options.resume is not None and options.resume is not NEWEST and not options.resume.strip():
+        raise UsageError(
+            "--resume: RUN is empty, as an unset variable leaves it; name the folder of a run, or leave RUN out for "
+            "the newest run of this recipe"
+        )
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # before torch is loaded; docs/facts.md says why
     invocation = Invocation.of(arguments)
     asked = {name: value for name in _LAUNCH_OPTIONS if (value := getattr(options, name)) is not None}
@@ -87,7 +95,9 @@ def _train(options: argparse.Namespace, overrides: Sequence[Override], invocatio
         from ac_recipes.training.resume import find_run
         from ac_recipes.training.trainer import train
 
-        resume = None if options.resume is None else find_run(recipe, name, options.resume)
+        resume = None
+        if options.resume is not None:
+            resume = find_run(recipe, name, None if options.resume is NEWEST else options.resume)
         result = train(recipe, name, resume=resume, to_stderr=options.json, invocation=invocation)
     except (RunError, UsageError) as error:
         if report_failure(error):

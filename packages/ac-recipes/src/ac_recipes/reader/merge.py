@@ -26,6 +26,9 @@ def value_node(override: Override, log: MistakeLog) -> Node:
         return RefusedNode(place)
     if check_text(override.text, place, log) is None:
         return RefusedNode(place)
+    if not override.text.strip():
+        log.add(place, path, "the value is empty, as an unset variable leaves it; write null or false if that is meant")
+        return RefusedNode(place)
     composed = compose(override.text, lambda _: place, log, path)
     if composed.root is None:
         log.amend(f"as a string, quote it: {quoted(override.text)}")

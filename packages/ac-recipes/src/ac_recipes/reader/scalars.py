@@ -85,7 +85,7 @@ def read_scalar(shape: Shape, node: ScalarNode) -> object:
 def _readings(shape: Shape, node: ScalarNode, kind: Kind) -> Iterator[object]:
     """All that `node` may mean where `shape` is expected, the narrowest first."""
     text = node.text
-    if kind is Kind.NULL and shape.null:
+    if kind is Kind.NULL and shape.null and text:  # nothing at all, as an unset variable leaves it, turns nothing off
         yield None
     if kind is Kind.BOOL and shape.boolean:
         yield text in _TRUE

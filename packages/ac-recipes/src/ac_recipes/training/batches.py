@@ -47,6 +47,19 @@ def limited(schedule: StepSchedulerConfig, sequences: int) -> StepSchedulerConfi
     return replace(schedule, max_steps=min(schedule.max_steps, steps))
 
 
+def check_filled(schedule: StepSchedulerConfig, sequences: int) -> None:
+    """Refuse a global batch that `sequences` cannot fill: a step would see some of them more than once.
+
+    Raises:
+        UsageError: naming the most that a global batch can be.
+    """
+    if schedule.global_batch_size > sequences:
+        raise UsageError(
+            f"step_scheduler.global_batch_size: {schedule.global_batch_size} sequences are more than the {sequences} "
+            "that there are to train on; take no more than that, or give more data"
+        )
+
+
 class GlobalOrder:
     """Which sequences each optimizer step sees: a new permutation every epoch, one global batch after the other.
 

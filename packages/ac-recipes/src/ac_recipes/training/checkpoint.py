@@ -6,17 +6,19 @@ NOTE [ Whole or absent ]
    The rename is atomic: whatever kills the run, a folder named `step-N` is complete.
 2. A reader takes a folder only if its manifest is there and every listed file has its listed size and, before it is
    loaded, its listed checksum. That covers what a rename cannot: a disk that lied, a copy that was cut off, a file that
-   was deleted, a bit that flipped.
+   was deleted, a bit that flipped. Which one is the newest, its name says, and its manifest has to agree.
 3. Nothing older is deleted before the new checkpoint stands. What is deleted is renamed to `.partial` first.
+4. What has any other name, such as the copy `step-00000002-keep`, is somebody's: neither read nor deleted.
 """
 
 import os
+import re
 import shutil
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -28,11 +30,13 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from ac_recipes.training.manifest import Checkpoint, read_manifest, record_files, write_manifest
+from ac_recipes.training.manifest import Checkpoint, name_of, read_manifest, record_files, step_of, write_manifest
 from ac_recipes.training.ranks import Ranks
 
 _PATIENCE = 600
 """Seconds to wait for another rank that writes a checkpoint by itself."""
+
+_PARTIAL = re.compile(r"step-\d{8,}(\.alone)?\.partial", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ def _wait_for(final: Path, partial: Path) -> None:
 
 
 def _path(folder: Path, step: int) -> Path:
-    return folder / f"step-{step:08d}"
+    return folder / name_of(step)
 
 
 def _write(partial: Path, step: int, state: RunState, ranks: Ranks, validation_loss: float | None) -> None:
@@ -131,11 +135,22 @@ def _write(partial: Path, step: int, state: RunState, ranks: Ranks, validation_l
     ranks.wait()
 
 
+def judge(checkpoint: Checkpoint, validation_loss: float) -> None:
+    """Let the checkpoint say which validation loss it has, nats a token: it was saved before that was measured.
+
+    Raises:
+        OSError: it cannot be written; the checkpoint is as it was.
+    """
+    write_manifest(replace(checkpoint, validation_loss=validation_loss), checkpoint.path)
+    _sync_folder(checkpoint.path)
+
+
 def discard_partial(folder: Path, step: int | None = None) -> None:
     """Delete what kills and failures have left in `folder`, or what the ranks together have written of `step`: it may
     fill the disk, and is of no use."""
-    for leftover in folder.glob("step-*.partial" if step is None else f"{_path(folder, step).name}.partial"):
-        shutil.rmtree(leftover)
+    for path in list(folder.glob("step-*.partial" if step is None else f"{name_of(step)}.partial")):
+        if _PARTIAL.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
 
 
 def whole_checkpoints(folder: Path) -> list[Checkpoint]:
@@ -145,8 +160,8 @@ def whole_checkpoints(folder: Path) -> list[Checkpoint]:
 
 def found_checkpoints(folder: Path) -> list[Checkpoint | str]:
     """What stands in `folder` under a checkpoint's name, oldest first: a whole one, or what is wrong with it."""
-    paths = sorted(path for path in folder.glob("step-*") if path.is_dir() and path.suffix != ".partial")
-    return [read_manifest(path) for path in paths]
+    steps = ((step_of(path.name), path) for path in folder.glob("step-*") if path.is_dir())
+    return [read_manifest(path) for _, path in sorted((step, path) for step, path in steps if step is not None)]
 
 
 def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer) -> None:

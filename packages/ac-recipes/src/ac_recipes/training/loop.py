@@ -10,7 +10,9 @@ from ac_recipes.invocation import Invocation
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.console import RunConsole
 from ac_recipes.training.faults import Faults
+from ac_recipes.training.manifest import Checkpoint
 from ac_recipes.training.metrics import MetricsLog
+from ac_recipes.training.numbers import json_number
 from ac_recipes.training.ranks import Ranks
 from ac_recipes.training.rescue import Rescue
 from ac_recipes.training.saving import Saver
@@ -39,8 +41,8 @@ class Result:
         return {
             "run": str(self.run),
             "steps": self.steps,
-            "loss": self.loss,
-            "validation_loss": self.validation_loss,
+            "loss": json_number(self.loss),
+            "validation_loss": json_number(self.validation_loss),
             "stopped_by": self.stopped_by,
         }
 
@@ -48,6 +50,8 @@ class Result:
 @dataclass(kw_only=True)
 class Loop:
     """Takes a trainer from where it is to the last step.
+
+    resumed: the checkpoint that it was loaded from.
 
     Raises:
         UsageError: checkpoints are to be kept by a validation loss that there is none of.
@@ -63,6 +67,7 @@ class Loop:
     log: MetricsLog
     faults: Faults
     rescue: Rescue
+    resumed: Checkpoint | None = None
     last_loss: float | None = None
     validated: tuple[int, float] | None = None
     """How many steps were done when the validation loss was last measured, and the loss."""
@@ -84,8 +89,10 @@ class Loop:
         stop = StopRequest()
         progress = self.console.progress(self.done, self.schedule.max_steps)
         with stop.listening(), progress, self.rescue.watching(), self.log.complete():
-            if self.done == 0:
+            if self.resumed is None:
                 self.validate()
+            else:
+                self.judge(self.resumed)
             while self.done < self.schedule.max_steps:
                 self.step()
                 if signum := self.asked_to_end(stop):
@@ -136,6 +143,19 @@ class Loop:
         if (loss := self.trainer.validate()) is not None:
             self.validated = (self.done, loss)
             self.log.validation(self.done, loss)
+
+    def judge(self, resumed: Checkpoint) -> None:
+        """Make the validation that was due at the step gone on from, where the run was stopped, or failed, before it.
+        The checkpoint learns of it, so that `keep_best` never deletes one that has no loss."""
+        known = resumed.validation_loss
+        if known is None:  # measured before a save that did not know of it, as a rescue's
+            known = self.ranks.from_first(self.log.validation_loss(self.done))
+        if known is not None:
+            self.validated = (self.done, known)
+        elif self.recipe.checkpoint.keep_best or self.is_due(self.schedule.val_every_steps):
+            self.validate()
+        if resumed.validation_loss is None and self.validation_loss is not None:
+            self.saver.judge(resumed, self.validation_loss)
 
     def save(self) -> None:
         """Write a checkpoint; with `keep_best`, it has a validation loss to be judged by."""

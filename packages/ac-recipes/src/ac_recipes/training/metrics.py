@@ -1,6 +1,6 @@
 """The figures of a run: a line of `metrics.jsonl`, the console, the trackers. Rank 0 writes; all ranks call."""
 
-import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -9,7 +9,7 @@ from typing import Any
 from ac_recipes.trackers import Tracker
 from ac_recipes.training.console import GIB, RunConsole
 from ac_recipes.training.ranks import Ranks
-from ac_recipes.training.run_folder import RunFolder
+from ac_recipes.training.run_folder import RunFolder, json_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class MetricsLog:
             with suppress(OSError):
                 self.write()
             for line in self.unwritten:
-                self.console.line(f"not in {self.run_folder.metrics}: {json.dumps(line)}")
+                self.console.line(f"not in {self.run_folder.metrics}: {json_line(line)}")
             raise
 
     def write(self) -> None:
@@ -111,6 +111,11 @@ class MetricsLog:
             line=is_due,
         )
 
+    def validation_loss(self, step: int) -> float | None:
+        """The one that was kept for `step`, by this run or the one it goes on with."""
+        kept = [line.get("validation_loss") for line in self.run_folder.read_metrics() if line["step"] == step]
+        return next((float(loss) for loss in reversed(kept) if loss is not None), None)
+
     def validation(self, step: int, loss: float) -> None:
         """Keep the validation loss after `step` steps, in nats a label token."""
         if not self.ranks.is_first:
@@ -119,3 +124,8 @@ class MetricsLog:
         for tracker in self.trackers:
             tracker.log(step, {"validation_loss": loss})
         self.console.line(f"step {step}/{self.max_steps} | validation loss {loss:.4f}")
+        if not math.isfinite(loss):
+            self.console.line(
+                f"warning: the validation loss after step {step} is {loss}, although that of the training is finite: "
+                "the model overflows on held-out data. The training goes on; no checkpoint of this step is the best"
+            )

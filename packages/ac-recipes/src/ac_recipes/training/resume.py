@@ -9,6 +9,7 @@ from ac_recipes.reader import RecipeError, read_recipe, to_plain
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.checkpoint import whole_checkpoints
 from ac_recipes.training.console import RunConsole
+from ac_recipes.training.manifest import Checkpoint
 from ac_recipes.training.ranks import Ranks
 from ac_recipes.training.run_folder import RunFolder
 from ac_recipes.training.saving import Saver
@@ -21,13 +22,13 @@ FIXED = (
 activation checkpointing, the strategy, the number of ranks and of steps, the optimizer's settings."""
 
 
-def find_run(recipe: Recipe, name: str, folder: str) -> Path:
-    """The run folder to resume: `folder`, or where that is empty the newest run of the recipe called `name`.
+def find_run(recipe: Recipe, name: str, folder: str | None = None) -> Path:
+    """The run folder to resume: `folder`, or without one the newest run of the recipe called `name`.
 
     Raises:
         UsageError: there is no such run, it has no whole checkpoint, or it trained another model or other data.
     """
-    if folder:
+    if folder is not None:
         run = RunFolder(Path(folder))
         if not run.recipe.is_file():
             raise UsageError(f"--resume: {folder} is not the folder of a run (it holds no recipe.yaml)")
@@ -82,21 +83,21 @@ def open_run(recipe: Recipe, name: str, resume: Path | None, ranks: Ranks, conso
     return run
 
 
-def go_on(run: RunFolder, recipe: Recipe, saver: Saver, ranks: Ranks, console: RunConsole) -> int:
-    """Load the newest sound checkpoint of `run`, and forget what came after it; returns the steps it has done.
+def go_on(run: RunFolder, recipe: Recipe, saver: Saver, ranks: Ranks, console: RunConsole) -> Checkpoint:
+    """Load the newest sound checkpoint of `run`, and forget what came after it; returns that checkpoint.
 
     Raises:
         RunError: there is none.
     """
-    done = saver.resume().step
+    resumed = saver.resume()
     if ranks.is_first:
         run.write_recipe(recipe)
-        run.drop_metrics_after(done)
-    if done >= recipe.step_scheduler.max_steps:
+        run.drop_metrics_after(resumed.step)
+    if resumed.step >= recipe.step_scheduler.max_steps:
         console.line(
             f"nothing left to do: step_scheduler.max_steps is {recipe.step_scheduler.max_steps}; raise it to go on"
         )
-    return done
+    return resumed
 
 
 def changes(run: RunFolder, recipe: Recipe) -> list[tuple[str, Any, Any]]:

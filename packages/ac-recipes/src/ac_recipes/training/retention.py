@@ -25,6 +25,9 @@ def superseded(checkpoints: Sequence[Checkpoint], config: CheckpointConfig) -> l
 
 
 def remove(checkpoint: Checkpoint) -> None:
-    """Delete it. It loses its name first: a kill in between leaves nothing that looks like a damaged checkpoint."""
+    """Delete it. It loses its name first: a kill in between leaves nothing that looks like a damaged checkpoint. One
+    that was moved away, and linked to, is left to who did so."""
+    if checkpoint.path.is_symlink():
+        return
     leaving = checkpoint.path.rename(checkpoint.path.with_name(f"{checkpoint.path.name}.partial"))
     shutil.rmtree(leaving)

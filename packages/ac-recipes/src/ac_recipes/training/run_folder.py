@@ -12,12 +12,13 @@ from ac_recipes.errors import UsageError
 from ac_recipes.reader import dump
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.checkpoint import whole_checkpoints
+from ac_recipes.training.numbers import json_number
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """`recipe.yaml`, the tokenizer, `data.sha256`, `metrics.jsonl`, `sessions.jsonl`, `checkpoints/` and, with LoRA,
-    `adapter/` of one run."""
+    """`recipe.yaml`, the tokenizer, `data.sha256`, `metrics.jsonl`, `sessions.jsonl`, `run.lock`, `checkpoints/`
+    and, with LoRA, `adapter/` of one run."""
 
     path: Path
 
@@ -77,6 +78,10 @@ class RunFolder:
         return self.path / "data.sha256"
 
     @property
+    def lock(self) -> Path:
+        return self.path / "run.lock"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -113,11 +118,17 @@ class RunFolder:
     def drop_metrics_after(self, step: int) -> None:
         """Forget what came after a checkpoint that the run now goes on from: those steps are made again."""
         kept = [line for line in self.read_metrics() if line["step"] <= step]
-        _replace(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
+        _replace(self.metrics, "".join(json_line(line) + "\n" for line in kept))
+
+
+def json_line(values: dict[str, Any]) -> str:
+    """One line of a `.jsonl` file."""
+    plain = {name: json_number(value) if isinstance(value, float) else value for name, value in values.items()}
+    return json.dumps(plain, allow_nan=False)
 
 
 def _append(path: Path, *lines: dict[str, Any]) -> None:
-    left = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    left = "".join(json_line(line) + "\n" for line in lines).encode()
     with path.open("ab", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         try:

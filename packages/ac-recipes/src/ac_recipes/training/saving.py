@@ -15,6 +15,7 @@ from ac_recipes.training.checkpoint import (
     RunState,
     discard_partial,
     found_checkpoints,
+    judge,
     load_checkpoint,
     save_alone,
     save_checkpoint,
@@ -103,6 +104,11 @@ class Saver:
             damages.append(wrong)
         told = f": {'; '.join(damages)}" if damages else ""
         raise RunError(f"{self.folder} holds no sound checkpoint to resume from{told}; start the run anew")
+
+    def judge(self, checkpoint: Checkpoint, validation_loss: float) -> None:
+        """Keep the validation loss of a checkpoint that was saved without. Raises OSError: it cannot be written."""
+        if self.ranks.is_first:
+            judge(checkpoint, validation_loss)
 
     def tell_best(self) -> None:
         """Name the checkpoint of the lowest validation loss, where a run was asked to keep it."""

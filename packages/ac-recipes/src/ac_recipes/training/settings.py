@@ -10,6 +10,7 @@ from ac_recipes.data.packing import Packed
 from ac_recipes.data.prepare import Prepared
 from ac_recipes.images.config import DigitsDatasetConfig
 from ac_recipes.parallel.setup import Parallel
+from ac_recipes.planned import planned_text
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.batches import BatchPlan, limited
 from ac_recipes.training.console import Row
@@ -49,12 +50,22 @@ def settings_table(  # noqa: PLR0917 - one argument for every part of the run th
         for group in report.groups
     ]
     rows += [("  ", "", "", note) for note in report.notes]
+    rows += _budget(recipe, plan)
     rows += [*parallel.rows, *_model(recipe, parallel), _loss(recipe, ranks.device), *_batch(recipe, plan)]
     rows += [*_steps(recipe, data), _vocabulary(recipe, data), *_data(recipe, data), *_kept(recipe)]
     device = counted(torch.get_num_threads(), "thread") if ranks.device.type == "cpu" else torch.cuda.get_device_name()
     rows.append(("device", "auto", ranks.device.type, f"{device}; mem = {memory.source}"))
     rows.append(("dtype", recipe.model.dtype, recipe.model.dtype, "parameters, gradients and computation"))
     return rows
+
+
+def _budget(recipe: Recipe, plan: BatchPlan) -> list[Row]:
+    """What the plan is for: its budget is asked for, and the plan applied."""
+    config = recipe.distributed.checkpointing
+    if config.policy != "budget":
+        return []
+    budget = "none" if config.memory_budget is None else str(config.memory_budget)
+    return [("  memory budget", budget, budget, planned_text(recipe, plan.world_size))]
 
 
 def _vocabulary(recipe: Recipe, data: Prepared) -> Row:
@@ -114,7 +125,10 @@ def _steps(recipe: Recipe, data: Prepared) -> list[Row]:
     steps = limited(schedule, len(data.train)).max_steps
     epochs = f"num_epochs {schedule.num_epochs} ends it" if steps < schedule.max_steps else ""
     decay = "" if rates.lr_decay_style == "constant" else f", then down to {rates.min_lr:g}"
-    warm_up = f"{optimizer.lr:g} after a warm-up of {counted(warmup_steps(steps, rates), 'step')}{decay}"
+    warming = warmup_steps(steps, rates)
+    warm_up = f"{optimizer.lr:g} after a warm-up of {counted(warming, 'step')}{decay}"
+    if warming > steps:
+        warm_up = f"the run ends within its warm-up of {warming} steps, at {optimizer.lr * steps / warming:.3g}"
     betas = " and ".join(f"{beta:g}" for beta in optimizer.betas)
     decayed = f"betas {betas}; weight decay {optimizer.weight_decay:g} of matrices"
     norm = recipe.clip_grad_norm.max_norm

@@ -21,7 +21,7 @@ from ac_recipes.parallel.data import no_gradient_exchange
 from ac_recipes.parallel.gradients import clip_grad_norm
 from ac_recipes.recipe import Recipe
 from ac_recipes.trackers import open_trackers
-from ac_recipes.training.batches import BatchPlan, GlobalOrder, limited
+from ac_recipes.training.batches import BatchPlan, GlobalOrder, check_filled, limited
 from ac_recipes.training.console import RunConsole
 from ac_recipes.training.faults import Faults, NotFiniteError
 from ac_recipes.training.loop import Loop, Result
@@ -36,6 +36,7 @@ from ac_recipes.training.ranks import Ranks, joined_ranks
 from ac_recipes.training.rescue import LastStep, Rescue
 from ac_recipes.training.resume import go_on, open_run
 from ac_recipes.training.rng import seed_step
+from ac_recipes.training.run_lock import alone_in
 from ac_recipes.training.saving import Saver
 from ac_recipes.training.settings import settings_table
 from ac_recipes.training.untrained import check_all_get_gradients
@@ -68,9 +69,11 @@ def train(
         plan = preflight(recipe, ranks.world_size)
         recipe = recipe_to_train(recipe, ranks)
         run = open_run(recipe, name, resume, ranks, console)
+        stack.enter_context(alone_in(run, ranks, console))
         faults = Faults(run, invocation, ranks, recipe)
         stack.enter_context(faults.explained())
         data = prepare(recipe, run, ranks, resumed=resume is not None)
+        check_filled(recipe.step_scheduler, len(data.train))
         model, frozen = trainable_model(recipe, data, ranks.device)
         head_loss = attach_loss(model, recipe.loss_fn)
         check_all_get_gradients(model, head_loss, data, recipe, ranks)
@@ -89,7 +92,8 @@ def train(
             model=model,
             optimizer=optimizer,
         )
-        done = 0 if resume is None else go_on(run, recipe, saver, ranks, console)
+        resumed = None if resume is None else go_on(run, recipe, saver, ranks, console)
+        done = 0 if resumed is None else resumed.step
         trackers = []
         if ranks.is_first:
             run.write_session(session(invocation, ranks, done=done))
@@ -118,6 +122,7 @@ def train(
             log=MetricsLog(run, ranks, console, trackers, trainer.schedule.max_steps),
             faults=faults,
             rescue=Rescue(ranks, saver, faults, trainer),
+            resumed=resumed,
         )
         result = loop.run()
         if recipe.peft is not None:
