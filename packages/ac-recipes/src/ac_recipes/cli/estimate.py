@@ -115,7 +115,7 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
     if options.picture:
         draw(found[own].save_timeline, options.picture)
     if options.json:
-        figures = {name: {field: getattr(e, field) for field in _FIGURES} | {"at_peak": e.at_peak} for name, e in found.items()}
+        figures = {name: {field: getattr(e, field) for field in (*_FIGURES, "at_peak")} for name, e in found.items()}
         print(json.dumps({"assumptions": said, "policies": figures, "dominant": found[own].dominant}))
         return 0
     sizes = Sizes(max(estimate.peak_bytes for estimate in found.values()))
@@ -135,7 +135,8 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
 def _row(name: str, found: "Estimate", own: str, sizes: Sizes) -> tuple[str, ...]:
     parts = [sum(found.at_peak[category] for category in categories) for categories in _PARTS.values()]
     share = f" ({found.recompute_flops / found.forward_flops:.1%})" if found.recompute_flops else ""
-    return (f"{name} *" if name == own else name, sizes(found.peak_bytes), *map(sizes, parts), flops(found.recompute_flops) + share)
+    bytes_of = map(sizes, (found.peak_bytes, *parts))
+    return (f"{name} *" if name == own else name, *bytes_of, flops(found.recompute_flops) + share)
 
 
 def step_text(recipe: Recipe, device: str, kernels: str) -> str:
