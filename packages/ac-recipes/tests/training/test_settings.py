@@ -117,6 +117,14 @@ def test_what_is_applied_may_differ_from_what_was_asked(asked, rows):
     assert shown["largest gradient norm"][1] == "0.5"
 
 
+def test_what_has_no_effect_or_another_than_expected_is_said(asked, rows):
+    shown = rows(asked("dataset.validation_fraction=0", "step_scheduler.val_every_steps=3", "checkpoint={}"))
+    assert shown["validation"] == ["0 of it", "off", "no data is held out; val_every_steps 3 has no effect"]
+    assert "repeats" not in shown["global batch"][2]
+    shown = rows(asked("step_scheduler.global_batch_size=400", "packed_sequence.packed_sequence_size=0"))
+    assert shown["global batch"][2].endswith("; there are only 48, so that a step repeats some")
+
+
 def test_a_long_list_of_what_a_plan_keeps_is_wrapped_between_names(asked, rows):
     names = [f"self_attn.{each}_proj" for each in "qkvo"] + ["mlp.gate_proj", "mlp.up_proj", "attention"]
     plan = json.dumps({"model.layers.0": names, "model.layers.1": "none"})

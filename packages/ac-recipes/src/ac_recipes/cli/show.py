@@ -112,9 +112,7 @@ def check_picture(path: str | None, *, overwrite: bool) -> None:
     if Path(path).suffix not in (".svg", ".html", ".png"):
         raise UsageError(f"--picture: {path!r} ends in none of .svg, .html, .png")
     if path.endswith(".png") and find_spec("matplotlib") is None:
-        raise UsageError(
-            f"--picture: a .png needs matplotlib ({install('matplotlib')}); .svg and .html need nothing"
-        )
+        raise UsageError(f"--picture: a .png needs matplotlib ({install('matplotlib')}); .svg and .html need nothing")
     check_output("--picture", path, overwrite=overwrite)
 
 

@@ -49,7 +49,7 @@ def settings_table(  # noqa: PLR0917 - one argument for every part of the run th
         for group in report.groups
     ]
     rows += [("  ", "", "", note) for note in report.notes]
-    rows += [*parallel.rows, *_model(recipe, parallel), _loss(recipe, ranks.device), *_batch(recipe, plan)]
+    rows += [*parallel.rows, *_model(recipe, parallel), _loss(recipe, ranks.device), *_batch(recipe, plan, data)]
     rows += [*_steps(recipe, data), _vocabulary(recipe, data), *_data(recipe, data), *_kept(recipe)]
     device = counted(torch.get_num_threads(), "thread") if ranks.device.type == "cpu" else torch.cuda.get_device_name()
     rows.append(("device", "auto", ranks.device.type, f"{device}; mem = {memory.source}"))
@@ -78,8 +78,10 @@ def _data(recipe: Recipe, data: Prepared) -> list[Row]:
     else:
         fraction = config.validation_fraction
         asked = f"{VALIDATION_FRACTION if fraction is None else fraction:g} of it"
-    held_out = len(data.validation)
-    when = "never" if not held_out else "after the last step" if every is None else _every(every)
+    if not (held_out := len(data.validation)):
+        unused = "" if every is None else f"; val_every_steps {every} has no effect"
+        return [*rows, ("validation", asked, "off", f"no data is held out{unused}")]
+    when = "after the last step" if every is None else _every(every)
     return [*rows, ("validation", asked, counted(held_out, "row"), when)]
 
 
@@ -159,12 +161,14 @@ def _loss(recipe: Recipe, device: torch.device) -> Row:
     return ("loss", f"fused, {loss.backend}", f"fused, {applied}", f"logits never whole; {loss.accum} accumulation")
 
 
-def _batch(recipe: Recipe, plan: BatchPlan) -> list[Row]:
+def _batch(recipe: Recipe, plan: BatchPlan, data: Prepared) -> list[Row]:
     schedule = recipe.step_scheduler
     size = str(schedule.global_batch_size)
     shares = f"{counted(plan.world_size, 'rank')} x {plan.accumulation} accumulated x {plan.local}"
     shrunk = "" if plan.local == schedule.local_batch_size else "all that a rank has of a global batch"
+    there = len(data.train)
+    repeats = f"; there are only {there}, so that a step repeats some" if there < schedule.global_batch_size else ""
     return [
-        ("global batch", size, size, f"{shares} sequences of {counted(recipe.row_length, 'token')}"),
+        ("global batch", size, size, f"{shares} sequences of {counted(recipe.row_length, 'token')}{repeats}"),
         ("local batch", str(schedule.local_batch_size), str(plan.local), shrunk),
     ]
