@@ -125,6 +125,12 @@ def test_what_has_no_effect_or_another_than_expected_is_said(asked, rows):
     assert shown["global batch"][2].endswith("; there are only 48, so that a step repeats some")
 
 
+def test_a_long_path_is_shown_by_its_end(asked, rows, tmp_path):
+    assert rows(asked())["records"][:2] == ["records.jsonl"] * 2
+    files = f"dataset.path_or_dataset_id=[{tmp_path}/records.jsonl, {tmp_path}/records.jsonl]"
+    assert rows(asked(files))["records"][:2] == ["2 sources"] * 2
+
+
 def test_a_long_list_of_what_a_plan_keeps_is_wrapped_between_names(asked, rows):
     names = [f"self_attn.{each}_proj" for each in "qkvo"] + ["mlp.gate_proj", "mlp.up_proj", "attention"]
     plan = json.dumps({"model.layers.0": names, "model.layers.1": "none"})
