@@ -126,17 +126,29 @@ class _Stop:
     Before there are ranks, as while it waits for another node, either ends it. Then the first is left in `file` for the
     ranks, which save and end. Another SIGTERM says nothing new, up to the end of the process: all that the run came to
     is saved, or being saved. A second Ctrl-C ends the ranks.
+
+    waits_in_torch: whether it waits for nodes in C++, where no handler in Python is called: there the system ends it.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, *, waits_in_torch: bool) -> None:
         self.file = file
-        self.has_ranks = False
+        self._waits_in_torch = waits_in_torch
+        self._has_ranks = False
         self._is_told = False
 
     def __enter__(self) -> "_Stop":
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, self._hear)
+        self._listen(signal.SIG_DFL if self._waits_in_torch else self._hear)
         return self
+
+    def ranks_start(self) -> None:
+        """From now on there is somebody to ask."""
+        self._has_ranks = True
+        self._listen(self._hear)
+
+    @staticmethod
+    def _listen(handler: Any) -> None:
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, handler)
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN if self._is_told else signal.SIG_DFL)
@@ -148,7 +160,7 @@ class _Stop:
         from torch.distributed.elastic.multiprocessing.api import SignalException
 
         signum = signal.Signals(number)
-        if not self.has_ranks:
+        if not self._has_ranks:
             raise _EndedEarlyError(signum)
         if not self._is_told:
             self._is_told = True
@@ -189,14 +201,17 @@ def launch_ranks(arguments: list[str], nproc_per_node: int, nodes: Nodes, invoca
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # it reports a failed rank at length; we do so in a line
-    with tempfile.TemporaryDirectory(prefix="ac-recipes-") as folder, _Stop(Path(folder) / "stop") as stop:
+    with (
+        tempfile.TemporaryDirectory(prefix="ac-recipes-") as folder,
+        _Stop(Path(folder) / "stop", waits_in_torch=nodes.node_rank == 0) as stop,
+    ):
         stop_file = stop.file
         kept_file = Path(folder) / "kept"
         os.environ |= {STOP_FILE: str(stop_file), KEPT_FILE: str(kept_file)}
 
         class Logs(DefaultLogsSpecs):
             def reify(self, envs: dict[int, dict[str, str]]) -> Any:  # torch's launcher calls it as it starts ranks
-                stop.has_ranks = True
+                stop.ranks_start()
                 return super().reify(envs)
 
         config = LaunchConfig(
