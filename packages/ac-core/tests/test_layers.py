@@ -25,7 +25,7 @@ def test_exactly_those(text, expected):
     assert select_layers(text, NAMES) == expected
 
 
-@pytest.mark.parametrize("text", ["8", "0-8", "-9", "6-12", "-9:", ":9", "4:4", "decoder.*"])
+@pytest.mark.parametrize("text", ["8", "0-8", "-9", "6-12", "-9:", ":9", "4:4", "decoder.*", "every:9"])
 def test_outside_of_the_model(text):
     assert check_layers(text) is None
     with pytest.raises(ValueError, match=r"8 blocks"):

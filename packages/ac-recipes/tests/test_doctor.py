@@ -26,6 +26,16 @@ def metadata(monkeypatch):
 
     monkeypatch.setattr(doctor, "requires", METADATA.get)
     monkeypatch.setattr(doctor, "version", version)
+    monkeypatch.setattr(doctor, "install", install)
+    monkeypatch.setattr(doctor, "install_extra", install_extra)
+
+
+def install(what, options=""):
+    return " ".join(("pip install", *options.split(), what))
+
+
+def install_extra(extra, package="ac-recipes"):
+    return f"pip install '{package}[{extra}]'"
 
 
 def look(name, *, on_gpu=True):
@@ -71,7 +81,8 @@ def test_the_extra_named_after_the_library_is_preferred(metadata, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "extra"), [("gguf", "gguf"), ("accelerate", "gguf"), ("scikit-learn", "images")])
-def test_what_shipped_recipes_need_is_looked_at(name, extra):
+def test_what_shipped_recipes_need_is_looked_at(monkeypatch, name, extra):
+    monkeypatch.setattr(doctor, "install_extra", install_extra)
     assert doctor.wanted(LIBRARIES[name]).install == f"pip install 'ac-recipes[{extra}]'"
 
 

@@ -40,8 +40,14 @@ def test_a_rank_knows_what_was_typed_to_its_launcher(monkeypatch):
     assert Invocation.of(["train", "my recipe.yaml"]) == Invocation(TYPED)
 
 
-def test_under_torchrun_the_prefix_says_so(monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    assert Invocation.of(["train", "r"]).resume(Path("runs/x")) == (
-        "torchrun ... -m ac_recipes train r --resume runs/x"
-    )
+@pytest.mark.parametrize(
+    ("nodes", "prefix"),
+    [
+        ("1", "torchrun --nproc-per-node 4 -m ac_recipes"),
+        ("2", "torchrun --nnodes 2 --rdzv-endpoint HOST:PORT --nproc-per-node 4 -m ac_recipes"),
+    ],
+)
+def test_under_torchrun_the_command_is_one_of_torchrun(monkeypatch, nodes, prefix):
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "GROUP_WORLD_SIZE": nodes, "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    assert Invocation.of(["train", "r"]).resume(Path("runs/x")) == f"{prefix} train r --resume runs/x"

@@ -31,9 +31,12 @@ def select_layers(text: str, names: Sequence[str]) -> list[int]:
     """The positions among `names`, the blocks of one part in order, that a valid `text` selects.
 
     Raises:
-        ValueError: a position, a range or a glob that selects nothing here, with what there is.
+        ValueError: a position, a range or a glob that selects nothing here, or a stride over all blocks, with what
+            there is.
     """
     if every := _EVERY.fullmatch(text):
+        if int(every[1]) > len(names):  # a mistake about the model's depth, as a position outside of it
+            raise ValueError(f"{text!r} is a stride over all of the {len(names)} blocks; for the first alone write '0'")
         return list(range(0, len(names), int(every[1])))
     if _is_glob(text):
         hits = [i for i, name in enumerate(names) if fnmatchcase(name, text)]

@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from ac_recipes.extras import install, install_extra
 from ac_recipes.pretrained import CARRIERS, PACKAGE
 from ac_recipes.shipped import SHIPPED, shipped_names
 
@@ -49,7 +50,8 @@ class Library(NamedTuple):
     module: str
     purpose: str
     on_gpu_only: bool = False
-    install: str | None = None  # where pip install NAME is not the way
+    install: str | None = None  # where it is on no index
+    extra: str | None = None  # of ac-recipes, where another of our packages has it in an extra as well
 
 
 LIBRARIES = (
@@ -72,7 +74,7 @@ LIBRARIES = (
     Library("cut-cross-entropy", "cut_cross_entropy", "loss_fn.backend cce", on_gpu_only=True),
     Library("peft", "peft", "LoRA"),
     Library("gguf", "gguf", "weights from .gguf files"),
-    Library("accelerate", "accelerate", "weights from .gguf files", install="pip install 'ac-recipes[gguf]'"),
+    Library("accelerate", "accelerate", "weights from .gguf files", extra="gguf"),
     Library("scikit-learn", "sklearn", "dataset.kind digits"),
     Library("datasets", "datasets", "data sets of the Hugging Face hub"),
     Library("tensorboard", "tensorboard", "curves in TensorBoard"),
@@ -100,7 +102,8 @@ def examine() -> list[Finding]:
 
 def wanted(library: Library) -> Wanted:
     """What our packages' metadata says of the library; a requirement beats an extra."""
-    versions, extra, required = SpecifierSet(), None, False
+    versions, required = SpecifierSet(), False
+    extra = (library.extra, "ac-recipes") if library.extra else None
     for package in OURS:
         for requirement in map(Requirement, _requires(package)):
             if canonicalize_name(requirement.name) != library.name:
@@ -110,9 +113,9 @@ def wanted(library: Library) -> Wanted:
             required |= in_extra is None
             # An extra named after the library brings nothing else; `examples` would.
             if in_extra and (extra is None or in_extra == library.name):
-                extra = f"{package}[{in_extra}]"
-    what = f"{library.name}{versions}" if required or extra is None else extra
-    return Wanted(versions, library.install or f"pip install '{what}'", required)
+                extra = in_extra, package
+    command = install(f"'{library.name}{versions}'") if required or extra is None else install_extra(*extra)
+    return Wanted(versions, library.install or command, required)
 
 
 def _requires(package: str) -> list[str]:
@@ -139,7 +142,7 @@ def _package(name: str) -> Finding:
     try:
         return Finding(name=name, status="ok", version=version(name))
     except PackageNotFoundError:
-        return Finding(name=name, status="missing", remedy=f"pip install ./packages/{name}  (in a checkout)")
+        return Finding(name=name, status="missing", remedy=f"{install(f'./packages/{name}')}  (in a checkout)")
 
 
 def _library(library: Library, want: Wanted, *, on_gpu: bool) -> Finding:
@@ -174,7 +177,7 @@ def _carrier(name: str) -> Finding:
     try:
         return Finding(name=name, status="ok", version=version(name), says=says)
     except PackageNotFoundError:
-        return Finding(name=name, status="missing", says=f"{says} (optional)", remedy=CARRIERS[name])
+        return Finding(name=name, status="missing", says=f"{says} (optional)", remedy=install(*CARRIERS[name]))
 
 
 def _why_it_does_not_load(module: str) -> str | None:

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 from ac_recipes.data.config import DatasetConfig, RecordsDatasetConfig
 from ac_recipes.errors import UsageError
+from ac_recipes.extras import install_extra
 from ac_recipes.pretrained import PACKAGE, no_such_package
 from ac_recipes.recipe import Recipe
 
@@ -67,4 +68,4 @@ def _libraries(recipe: Recipe, pretrained: list[tuple[str, str]]) -> Iterator[st
     for field, what, extra in needs:
         if missing := [module for module in _EXTRAS[extra] if find_spec(module) is None]:
             libraries = f"{' and '.join(missing)} {'library' if len(missing) == 1 else 'libraries'}"
-            yield f"{field}: {what} needs the {libraries}; pip install 'ac-recipes[{extra}]'"
+            yield f"{field}: {what} needs the {libraries}; {install_extra(extra)}"

@@ -38,8 +38,7 @@ class Invocation:
         """From this process's arguments; in a rank, from those of the launcher that started it."""
         if _HANDED_ON in os.environ:
             return cls(tuple(json.loads(os.environ[_HANDED_ON])))
-        under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
-        return cls(tuple(arguments), "torchrun ... -m ac_recipes" if under_torchrun else "ac-recipes")
+        return cls(tuple(arguments), _torchrun() or "ac-recipes")
 
     def hand_on(self) -> None:
         """Let the ranks that this process starts know it."""
@@ -59,6 +58,16 @@ class Invocation:
         recipe_and_overrides = [word for word in without(arguments, *LAUNCH_FLAGS)[1:] if word != "--json"]
         budget = f"{int(budget_bytes * 10 / _GIB) / 10:g}GiB"
         return f"ac-recipes {shlex.join(['plan', *recipe_and_overrides, '--budget', budget])}"
+
+
+def _torchrun() -> str | None:
+    """The `torchrun` that started this process, by what it leaves in the environment, up to our own arguments. Where
+    nodes meet it does not say. None: another program did."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    nodes, ranks = os.environ.get("GROUP_WORLD_SIZE", "1"), os.environ.get("LOCAL_WORLD_SIZE", "1")
+    several = f"--nnodes {nodes} --rdzv-endpoint HOST:PORT " * (nodes != "1")
+    return f"torchrun {several}--nproc-per-node {ranks} -m ac_recipes"
 
 
 def without(arguments: Sequence[str], *flags: str, value_may_be_missing: bool = False) -> list[str]:

@@ -6,6 +6,8 @@ import signal
 import sys
 import tempfile
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -13,12 +15,13 @@ from typing import Any, Literal
 
 from ac_recipes.errors import RunError, RunInterruptedError, UsageError
 from ac_recipes.invocation import Invocation
+from ac_recipes.meeting import checked_port, host_and_port, reach
 from ac_recipes.rank_process import KEPT_FILE, PARENT
 
 STOP_FILE = "AC_RECIPES_STOP_FILE"
 """Environment variable with the name of a file in which the launcher leaves the number of a signal that it was sent.
 
-It does not pass the signal itself on: a terminal or Slurm may have sent it to the ranks too, and a second one kills.
+It does not pass the signal itself on: a terminal or Slurm may have sent it to the ranks too, and a second Ctrl-C kills.
 """
 
 
@@ -51,12 +54,15 @@ class Nodes:
         elif self.rdzv_backend == "static":
             self._refuse(c10d, "is for --rdzv-backend c10d; with static, nodes meet at --master-addr:--master-port")
             self._require(static)
+            checked_port("--master-port", static["master_port"])
             if not 0 <= static["node_rank"] < self.nnodes:
                 raise UsageError(f"--node-rank: {self.node_rank} is not one of the {self.nnodes} nodes, 0 first")
         else:
             self._refuse(static, "is for --rdzv-backend static; with c10d, ranks are numbered as the nodes arrive")
             if self.nnodes > 1:
                 self._require({"rdzv_endpoint": self.rdzv_endpoint})
+            if self.rdzv_endpoint is not None:
+                host_and_port("--rdzv-endpoint", self.rdzv_endpoint)
 
     @property
     def count(self) -> int:
@@ -69,6 +75,29 @@ class Nodes:
         if self.rdzv_backend == "static" and self.nnodes is not None:
             return f"{self.master_addr}:{self.master_port}"
         return self.rdzv_endpoint or "localhost:0"
+
+    @contextmanager
+    def meeting(self) -> Iterator[None]:
+        """Around torch's launcher, which waits for the other nodes there.
+
+        Raises:
+            UsageError: the name of the node where they meet does not resolve.
+            RunError: they do not meet.
+        """
+        if self.nnodes is None or self.nnodes == 1:
+            yield
+            return
+        from torch.distributed import DistError
+        from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousError
+
+        flag = "--master-addr" if self.rdzv_backend == "static" else "--rdzv-endpoint"
+        reach(flag, *host_and_port(flag, self.endpoint))
+        try:
+            yield
+        except (RendezvousError, DistError) as error:
+            failed = "cannot reach" if isinstance(error, (RendezvousConnectionError, DistError)) else "did not meet at"
+            reason = str(error.__cause__ or error).splitlines()[0]
+            raise RunError(f"{flag}: {failed} {self.endpoint}: {reason}") from error
 
     @staticmethod
     def _refuse(values: dict[str, Any], why: str) -> None:
@@ -85,18 +114,76 @@ class Nodes:
                 )
 
 
+class _EndedEarlyError(BaseException):  # no Exception: torch would take it for a failed connection, or try again
+    def __init__(self, signum: signal.Signals) -> None:
+        super().__init__(signum.name)
+        self.signum = signum
+
+
+class _Stop:
+    """What the launcher does with SIGTERM and SIGINT.
+
+    Before there are ranks, as while it waits for another node, either ends it. Then the first is left in `file` for the
+    ranks, which save and end. Another SIGTERM says nothing new, up to the end of the process: all that the run came to
+    is saved, or being saved. A second Ctrl-C ends the ranks.
+
+    waits_in_torch: whether it waits for nodes in C++, where no handler in Python is called: there the system ends it.
+    """
+
+    def __init__(self, file: Path, *, waits_in_torch: bool) -> None:
+        self.file = file
+        self._waits_in_torch = waits_in_torch
+        self._has_ranks = False
+        self._is_told = False
+
+    def __enter__(self) -> "_Stop":
+        self._listen(signal.SIG_DFL if self._waits_in_torch else self._hear)
+        return self
+
+    def ranks_start(self) -> None:
+        """From now on there is somebody to ask."""
+        self._has_ranks = True
+        self._listen(self._hear)
+
+    @staticmethod
+    def _listen(handler: Any) -> None:
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, handler)
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if self._is_told else signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if isinstance(error, _EndedEarlyError):
+            raise RunInterruptedError(error.signum, "the ranks were not started yet") from error
+
+    def _hear(self, number: int, _frame: FrameType | None) -> None:
+        from torch.distributed.elastic.multiprocessing.api import SignalException
+
+        signum = signal.Signals(number)
+        if not self._has_ranks:
+            raise _EndedEarlyError(signum)
+        if not self._is_told:
+            self._is_told = True
+            self.file.write_text(str(number))
+        elif signum == signal.SIGINT:
+            raise SignalException(f"a second {signum.name}", signum)
+
+
 def launch_ranks(arguments: list[str], nproc_per_node: int, nodes: Nodes, invocation: Invocation) -> None:
     """Run `ac-recipes ARGUMENTS` in `nproc_per_node` processes here; returns when all have ended well.
 
     On a machine with GPUs each rank gets one. On the CPU the ranks share the cores. SIGTERM or SIGINT asks the ranks to
-    save and end well; a second one ends them.
+    save and end well; a second SIGINT ends them.
 
     Raises:
-        UsageError: more ranks than GPUs, or a rank found that the run does not fit.
+        UsageError: more ranks than GPUs, a node's name that does not resolve, or a rank found that the run does not
+            fit.
         RunInterruptedError: a signal ended the run.
-        RunError: a rank failed; the others were ended. The message is that of the first one that failed.
+        RunError: the nodes do not meet; or a rank failed, and the others were ended: the message is that of the first
+            one that failed.
     """
     import torch
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -114,32 +201,35 @@ def launch_ranks(arguments: list[str], nproc_per_node: int, nodes: Nodes, invoca
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # it reports a failed rank at length; we do so in a line
-    config = LaunchConfig(
-        min_nodes=nodes.count,
-        max_nodes=nodes.count,
-        nproc_per_node=nproc_per_node,
-        run_id=nodes.rdzv_id or (uuid.uuid4().hex if nodes.count == 1 else "ac-recipes"),
-        rdzv_backend=nodes.rdzv_backend,
-        rdzv_endpoint=nodes.endpoint,
-        rdzv_configs={} if nodes.node_rank is None else {"rank": nodes.node_rank},
-        max_restarts=0,
-        monitor_interval=0.2,
-        signals_to_handle="SIGHUP,SIGQUIT",  # SIGTERM and SIGINT are ours
-    )
-    with tempfile.TemporaryDirectory(prefix="ac-recipes-") as folder:
-        stop_file = Path(folder) / "stop"
+    with (
+        tempfile.TemporaryDirectory(prefix="ac-recipes-") as folder,
+        _Stop(Path(folder) / "stop", waits_in_torch=nodes.node_rank == 0) as stop,
+    ):
+        stop_file = stop.file
         kept_file = Path(folder) / "kept"
         os.environ |= {STOP_FILE: str(stop_file), KEPT_FILE: str(kept_file)}
 
-        def ask_to_stop(signum: int, _frame: FrameType | None) -> None:
-            if stop_file.exists():
-                raise SignalException(f"a second {signal.Signals(signum).name}", signal.Signals(signum))
-            stop_file.write_text(str(signum))
+        class Logs(DefaultLogsSpecs):
+            def reify(self, envs: dict[int, dict[str, str]]) -> Any:  # torch's launcher calls it as it starts ranks
+                stop.ranks_start()
+                return super().reify(envs)
 
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, ask_to_stop)
+        config = LaunchConfig(
+            min_nodes=nodes.count,
+            max_nodes=nodes.count,
+            nproc_per_node=nproc_per_node,
+            run_id=nodes.rdzv_id or (uuid.uuid4().hex if nodes.count == 1 else "ac-recipes"),
+            rdzv_backend=nodes.rdzv_backend,
+            rdzv_endpoint=nodes.endpoint,
+            rdzv_configs={} if nodes.node_rank is None else {"rank": nodes.node_rank},
+            max_restarts=0,
+            monitor_interval=0.2,
+            logs_specs=Logs(),
+            signals_to_handle="SIGHUP,SIGQUIT",  # SIGTERM and SIGINT are ours
+        )
         try:
-            elastic_launch(config, sys.executable)("-m", "ac_recipes", *arguments)
+            with nodes.meeting():
+                elastic_launch(config, sys.executable)("-m", "ac_recipes", *arguments)
         except ChildFailedError as error:
             if stop_file.exists():  # before the ranks could be asked: they were starting
                 raise RunInterruptedError(int(stop_file.read_text())) from error

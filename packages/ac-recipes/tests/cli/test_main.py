@@ -21,7 +21,10 @@ def run(capsys, *arguments):
     [
         ([], "the following arguments are required: VERB (see ac-recipes --help)"),
         (["trian"], "invalid choice: 'trian'"),
-        (["train"], "the following arguments are required: RECIPE (see ac-recipes train --help)"),
+        (["train"], "RECIPE: missing; give a file, the name of a shipped recipe, or --resume RUN"),
+        (["train", "--resume"], "RECIPE: missing; give a file"),
+        (["train", "--resume", "default"], "default is not the folder of a run (it holds no recipe.yaml); if it is"),
+        (["estimate"], "the following arguments are required: RECIPE (see ac-recipes estimate --help)"),
         (["train", "defalt"], "defalt is neither a file nor a shipped recipe; shipped: default, "),
         (["train", "default", "--nproc-per-nod", "2"], "did you mean '--nproc-per-node'?"),
         (["train", "default", "--nproc-per-node", "0"], "--nproc-per-node: 0 is below 1"),

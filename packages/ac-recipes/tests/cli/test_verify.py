@@ -9,8 +9,9 @@ from ac_recipes.analysis import verifying
 
 
 def test_equal(run, tiny_file):
-    code, out, _ = run("verify", str(tiny_file))
+    code, out, err = run("verify", str(tiny_file))
     assert code == 0
+    assert "six steps of the model" in err
     assert out.splitlines()[0] == "activation checkpointing on against off, 2 x 16 tokens, cpu, not compiled"
     assert "compile:" not in out
     assert "asked full (scope all) -> applied to 2 of 2 blocks" in out
@@ -59,3 +60,4 @@ def test_checkpointing_that_is_off_is_a_mistake(run, tiny_file):
     code, out, err = run("verify", str(tiny_file), "--distributed.activation_checkpointing", "false")
     assert (code, out) == (2, "")
     assert "it is off in this recipe" in err
+    assert "six steps" not in err

@@ -35,7 +35,7 @@ def test_the_digits_that_scikit_learn_carries():
 
 def test_without_scikit_learn_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
-    with pytest.raises(UsageError, match=r"needs scikit-learn, .*pip install 'ac-recipes\[images\]'"):
+    with pytest.raises(UsageError, match=r"needs scikit-learn, .*pip install .*ac-recipes\[images\]'"):
         read_digits()
 
 

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from ac_recipes.cli import main
+from ac_recipes.extras import install_extra
 from ac_recipes.training.run_folder import RunFolder
 from ac_recipes.training.trainer import train
 
@@ -18,8 +19,8 @@ def test_a_missing_package_is_told_before_the_run_starts(tiny_file, capsys, monk
     tiny_file.write_text(tiny_file.read_text() + f"{section}: {{}}\n")
     assert main(["train", str(tiny_file), "--nproc-per-node", ranks]) == 2
     assert capsys.readouterr().err == (
-        f"ac-recipes: {section}: the package {section} is not installed; pip install 'ac-recipes[{section}]', or leave "
-        "the section out\n"
+        f"ac-recipes: {section}: the package {section} is not installed; {install_extra(section)}, or leave the "
+        "section out\n"
     )
     assert not (tiny_file.parent / "runs").exists()
 

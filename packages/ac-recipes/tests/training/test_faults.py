@@ -86,6 +86,8 @@ def test_out_of_memory_in_a_save_is_told_as_such_and_once(tiny, monkeypatch):
         (FileNotFoundError(2, "No such file or directory", "a.png"), "a.png: No such file or directory, in", "mended"),
         (OSError(errno.ENOSPC, "No space left on device", "m.jsonl"), "m.jsonl: No space left on device, in", "room"),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), "Disk quota exceeded, in step 4", "room"),
+        (OSError(errno.EFBIG, "File too large"), "File too large, in step 4", "Raise the limit on the size of a file"),
+        (RuntimeError("write: File too large"), "write: File too large, in step 4", "Raise the limit on the size"),
     ],
 )
 def test_a_file_that_cannot_be_read_or_written_is_named(told, error, begins, remedy):

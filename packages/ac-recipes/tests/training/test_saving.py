@@ -109,7 +109,8 @@ def test_a_write_that_the_system_cuts_off_is_told(tiny, monkeypatch):
     with pytest.raises(RunError) as caught:
         train(tiny(), "tiny")
     assert str(caught.value) == (
-        "File too large, while the checkpoint of step 2 was written; no checkpoint was written yet. Make room, and "
+        "File too large, while the checkpoint of step 2 was written; no checkpoint was written yet. Raise the limit on "
+        "the size of a file (`ulimit -f`, or the file system's own), and "
         "start the run anew"
     )
 

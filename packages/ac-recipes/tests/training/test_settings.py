@@ -122,6 +122,17 @@ def test_a_run_that_ends_within_its_warm_up_says_so(asked, rows):
     assert shown["learning rate"][2] == "the run ends within its warm-up of 200 steps, at 0.00125"
 
 
+def test_what_has_no_effect_or_another_than_expected_is_said(asked, rows):
+    shown = rows(asked("dataset.validation_fraction=0", "step_scheduler.val_every_steps=3", "checkpoint={}"))
+    assert shown["validation"] == ["0 of it", "off", "no data is held out; val_every_steps 3 has no effect"]
+
+
+def test_a_long_path_is_shown_by_its_end(asked, rows, tmp_path):
+    assert rows(asked())["records"][:2] == ["records.jsonl"] * 2
+    files = f"dataset.path_or_dataset_id=[{tmp_path}/records.jsonl, {tmp_path}/records.jsonl]"
+    assert rows(asked(files))["records"][:2] == ["2 sources"] * 2
+
+
 def test_a_long_list_of_what_a_plan_keeps_is_wrapped_between_names(asked, rows):
     names = [f"self_attn.{each}_proj" for each in "qkvo"] + ["mlp.gate_proj", "mlp.up_proj", "attention"]
     plan = json.dumps({"model.layers.0": names, "model.layers.1": "none"})

@@ -1,4 +1,4 @@
-"""A signal is heard at the end of the step; a second one ends the process as it would have before."""
+"""A signal is heard at the end of the step; another SIGTERM says nothing new, a second Ctrl-C ends the process."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from ac_recipes.training.checkpoint import whole_checkpoints
 from ac_recipes.training.ranks import Ranks
 from ac_recipes.training.run_folder import RunFolder
 from ac_recipes.training.saving import Saver
-from ac_recipes.training.signals import StopRequest
+from ac_recipes.training.signals import StopRequest, process_ends_with_run
 from ac_recipes.training.trainer import Trainer, train
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -35,6 +35,14 @@ def signalled(monkeypatch):
         monkeypatch.setattr(Trainer, "microbatches", kill)
 
     return during_the_third_step
+
+
+@pytest.fixture
+def term_before():
+    """What SIGTERM does here, given back at the end."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield before
+    signal.signal(signal.SIGTERM, before)
 
 
 def losses(run):
@@ -75,7 +83,7 @@ def test_where_nothing_may_be_saved_the_run_says_so(tiny, signalled):
         train(tiny("checkpoint.enabled=false"), "tiny")
 
 
-def test_a_second_signal_does_what_the_first_would_have_done():
+def test_a_second_ctrl_c_does_what_the_first_would_have_done():
     stop = StopRequest()
     with stop.listening():
         os.kill(os.getpid(), signal.SIGINT)
@@ -83,6 +91,26 @@ def test_a_second_signal_does_what_the_first_would_have_done():
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_sigterm_says_nothing_new(term_before):
+    stop = StopRequest()
+    with stop.listening():
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.agreed(ALONE) is signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is term_before
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_command_that_was_told_to_stop_hears_no_sigterm_to_its_end(tmp_path, monkeypatch, term_before, told):
+    """By the launcher: this process has had no signal of its own."""
+    monkeypatch.setenv(STOP_FILE, str(tmp_path / "stop"))
+    (tmp_path / "stop").write_text(str(int(signal.SIGTERM) * told))
+    stop = StopRequest()
+    with process_ends_with_run(), stop.listening():
+        stop.agreed(ALONE)
+    assert signal.getsignal(signal.SIGTERM) is (signal.SIG_IGN if told else term_before)
 
 
 def test_what_the_launcher_left_is_a_request(tmp_path, monkeypatch):

@@ -120,6 +120,8 @@ def test_resume_refuses_another_model_and_a_run_without_a_checkpoint(tiny, tmp_p
     with pytest.raises(UsageError, match="holds no whole checkpoint"):
         find_run(tiny(), "tiny", str(empty.path))
     assert find_run(tiny(), "tiny") == result.run
+    with pytest.raises(UsageError, match=r"Set it back, go on with another run .*--resume RUN, .* start"):
+        find_run(tiny("rng.seed=1"), "tiny")
     with pytest.raises(UsageError, match="no run of 'another'"):
         find_run(tiny(), "another")
 

@@ -1,5 +1,6 @@
 """Whether checkpointing as the recipe asks for it changes a bit, and what it saves."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +28,10 @@ class VerifiedRecipe:
         return self.verification.to_dict() | {"saved_bytes": saved}
 
 
-def verify_recipe(recipe: Recipe) -> VerifiedRecipe:
+def verify_recipe(recipe: Recipe, *, say: Callable[[str], None] = lambda _: None) -> VerifiedRecipe:
     """The recipe's first local batch, with its checkpointing against without.
+
+    say: is told of the steps before they begin.
 
     Raises:
         UsageError: checkpointing is off in the recipe, or cannot be applied; its model or data cannot be had.
@@ -36,6 +39,7 @@ def verify_recipe(recipe: Recipe) -> VerifiedRecipe:
     asked = asked_policy(recipe)
     subject = real_subject(recipe)
     config = with_plan(recipe, asked, device=subject.device.type)
+    say("six steps of the model, four of them compared")
     with refused_as_usage():
         verification = ac_core.verify(subject.model, subject.batch, config)
         without = ac_core.measure(subject.model, subject.batch)

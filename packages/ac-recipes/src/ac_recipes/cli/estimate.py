@@ -36,16 +36,17 @@ _FIGURES = (
     "loss_bytes",
     "recompute_flops",
 )
-_COLUMNS = (
-    "policy",
-    "peak",
-    "parameters",
-    "gradients",
-    "optimizer",
-    "activations",
-    "head and loss",
-    "run again (of forward)",
-)
+_PARTS = {
+    "parameters": ("parameters",),
+    "gradients": ("gradients",),
+    "optimizer": ("optimizer",),
+    "activations": ("activations",),
+    "head and loss": ("loss",),
+    "other": ("communication", "temporaries"),
+}
+"""What a peak is made of: columns, and the categories of `Estimate.at_peak` in each."""
+
+_COLUMNS = ("policy", "peak", *_PARTS, "run again (of forward)")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,12 +115,12 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
     if options.picture:
         draw(found[own].save_timeline, options.picture)
     if options.json:
-        figures = {name: {field: getattr(e, field) for field in _FIGURES} for name, e in found.items()}
+        figures = {name: {field: getattr(e, field) for field in (*_FIGURES, "at_peak")} for name, e in found.items()}
         print(json.dumps({"assumptions": said, "policies": figures, "dominant": found[own].dominant}))
         return 0
     sizes = Sizes(max(estimate.peak_bytes for estimate in found.values()))
     print(f"{options.recipe}: predicted for {step_text(recipe, options.device, options.kernels)}")
-    print(f"one rank, in {sizes.unit}\n")
+    print(f"one rank, in {sizes.unit}; a peak is the sum of what is alive at that moment, which is beside it\n")
     print_table(_COLUMNS, [_row(name, e, own, sizes) for name, e in found.items()], numbers=_COLUMNS[1:])
     advice = found[own].advice.text(words_for(recipe))
     print(f"\n* {own} is the recipe's policy. It is highest in the {found[own].peak_moment}. {advice}")
@@ -132,8 +133,9 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
 
 
 def _row(name: str, found: "Estimate", own: str, sizes: Sizes) -> tuple[str, ...]:
-    bytes_of = [sizes(getattr(found, field)) for field in _FIGURES[:-1]]
+    parts = [sum(found.at_peak[category] for category in categories) for categories in _PARTS.values()]
     share = f" ({found.recompute_flops / found.forward_flops:.1%})" if found.recompute_flops else ""
+    bytes_of = map(sizes, (found.peak_bytes, *parts))
     return (f"{name} *" if name == own else name, *bytes_of, flops(found.recompute_flops) + share)
 
 

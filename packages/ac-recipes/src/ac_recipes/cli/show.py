@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 from ac_recipes.automodel import Translator, left_out_text
 from ac_recipes.errors import RunError, UsageError
+from ac_recipes.extras import install
 from ac_recipes.load import load_translated
 from ac_recipes.parallel.config import compile_config
 from ac_recipes.reader import Override
@@ -111,7 +112,7 @@ def check_picture(path: str | None, *, overwrite: bool) -> None:
     if Path(path).suffix not in (".svg", ".html", ".png"):
         raise UsageError(f"--picture: {path!r} ends in none of .svg, .html, .png")
     if path.endswith(".png") and find_spec("matplotlib") is None:
-        raise UsageError("--picture: a .png needs matplotlib (pip install matplotlib); .svg and .html need nothing")
+        raise UsageError(f"--picture: a .png needs matplotlib ({install('matplotlib')}); .svg and .html need nothing")
     check_output("--picture", path, overwrite=overwrite)
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TextIO
 
 from ac_recipes.cli.show import tell_left_out
@@ -32,7 +33,12 @@ _LAUNCH_OPTIONS = [flag.removeprefix("--").replace("-", "_") for flag in LAUNCH_
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this verb."""
-    parser.add_argument("recipe", metavar="RECIPE", help="a file, or the name of a shipped recipe")
+    parser.add_argument(
+        "recipe",
+        nargs="?",
+        metavar="RECIPE",
+        help="a file, or the name of a shipped recipe; with --resume RUN, by default the one that run has",
+    )
     parser.add_argument(
         "--nproc-per-node", type=int, metavar="N", help="ranks to start on this machine (default: 1, in this process)"
     )
@@ -60,6 +66,10 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], arguments: l
             "the newest run of this recipe"
         )
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # before torch is loaded; docs/facts.md says why
+    if options.recipe is None:
+        options.recipe = _recipe_of_run(None if options.resume is NEWEST else options.resume)
+        verb = arguments.index("train") + 1
+        arguments = [*arguments[:verb], options.recipe, *arguments[verb:]]
     invocation = Invocation.of(arguments)
     asked = {name: value for name in _LAUNCH_OPTIONS if (value := getattr(options, name)) is not None}
     if is_worker() and asked:
@@ -85,6 +95,19 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], arguments: l
     return 0
 
 
+def _recipe_of_run(folder: str | None) -> str:
+    """The recipe that a run to be resumed has kept."""
+    if not folder:
+        raise UsageError("RECIPE: missing; give a file, the name of a shipped recipe, or --resume RUN, a run's folder")
+    recipe = Path(folder) / "recipe.yaml"
+    if not recipe.is_file():
+        raise UsageError(
+            f"--resume: {folder} is not the folder of a run (it holds no recipe.yaml); if it is the recipe, write it "
+            "before --resume"
+        )
+    return str(recipe)
+
+
 def _train(options: argparse.Namespace, overrides: Sequence[Override], invocation: Invocation) -> int:
     end_with_launcher()
     try:
@@ -93,12 +116,14 @@ def _train(options: argparse.Namespace, overrides: Sequence[Override], invocatio
             tell_left_out(translator, _stream(options))
         name = find_recipe(options.recipe).stem
         from ac_recipes.training.resume import find_run
+        from ac_recipes.training.signals import process_ends_with_run
         from ac_recipes.training.trainer import train
 
         resume = None
         if options.resume is not None:
             resume = find_run(recipe, name, None if options.resume is NEWEST else options.resume)
-        result = train(recipe, name, resume=resume, to_stderr=options.json, invocation=invocation)
+        with process_ends_with_run():
+            result = train(recipe, name, resume=resume, to_stderr=options.json, invocation=invocation)
     except (RunError, UsageError) as error:
         if report_failure(error):
             return error.exit_code

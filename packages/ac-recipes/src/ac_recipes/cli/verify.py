@@ -28,10 +28,10 @@ def run(options: argparse.Namespace, overrides: Sequence[Override], _arguments: 
     """Verify; 0 if all is equal, 1 if not."""
     recipe = recipe_to_look_at(options.recipe, overrides)
     with progress("verify") as say:
-        say("six steps of the model, four of them compared")
+        say("loading torch")
         from ac_recipes.analysis.verifying import verify_recipe
 
-        result = verify_recipe(recipe)
+        result = verify_recipe(recipe, say=say)
     if options.json:
         print(json.dumps(result.to_dict() | {"compiled": False}))
     else:

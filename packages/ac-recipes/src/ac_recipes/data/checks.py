@@ -43,6 +43,13 @@ def _check_text(section: str, config: TextDatasetConfig) -> Iterator[Problem]:
 
 
 def _check_records(section: str, config: RecordsDatasetConfig) -> Iterator[Problem]:
+    for field, value, default in (("split", config.split, "train"), ("name", config.name, None)):
+        if value != default:
+            yield Problem(
+                path=(section, field),
+                message=f"{value!r} is of a dataset on the hub or in a folder, and {config.sources[0]} is a file, "
+                "which is taken whole; leave it out",
+            )
     path = (section, "path_or_dataset_id")
     try:
         read_records(config, section)

@@ -6,6 +6,7 @@ from typing import Any
 
 from ac_recipes.data.config import RecordsDatasetConfig
 from ac_recipes.errors import UsageError
+from ac_recipes.extras import install_extra
 from ac_recipes.hub import check_hub
 
 
@@ -20,7 +21,7 @@ def load_hub_dataset(source: str, config: RecordsDatasetConfig, field: str) -> I
     except ImportError as error:
         raise UsageError(
             f"{field}: {source!r} is no file (.jsonl, .json, .yml), so it is a Hugging Face dataset, which needs the "
-            "datasets library; pip install 'ac-recipes[datasets]'"
+            f"datasets library; {install_extra('datasets')}"
         ) from error
     check_hub(source, "dataset", field)
     try:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ac_recipes.errors import UsageError
+from ac_recipes.extras import install_extra
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -45,7 +46,7 @@ def read_digits() -> Digits:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise UsageError(
-            "dataset.kind: 'digits' needs scikit-learn, which is not installed here; pip install 'ac-recipes[images]'"
+            "dataset.kind: 'digits' needs scikit-learn, which is not installed here; " + install_extra("images")
         ) from error
     found = load_digits()
     ink = torch.from_numpy(found.images).float()  # [n, 8, 8], 0 to 16

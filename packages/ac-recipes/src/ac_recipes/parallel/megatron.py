@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from ac_core import find_blocks
 from ac_recipes.errors import UsageError
+from ac_recipes.extras import install_extra
 
 
 def check_machine() -> None:
@@ -19,8 +20,8 @@ def check_machine() -> None:
         )
     if find_spec("megatron_fsdp") is None:
         raise UsageError(
-            "distributed.strategy: 'megatron_fsdp' needs the package megatron-fsdp; pip install "
-            "'ac-recipes[megatron-fsdp]', or use 'fsdp2' or 'ddp'"
+            "distributed.strategy: 'megatron_fsdp' needs the package megatron-fsdp; "
+            f"{install_extra('megatron-fsdp')}, or use 'fsdp2' or 'ddp'"
         )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ac_recipes.errors import UsageError
+from ac_recipes.extras import install_extra
 
 if TYPE_CHECKING:
     from ac_recipes.recipe import Recipe
@@ -31,8 +32,7 @@ def check_trackers(recipe: "Recipe") -> None:
     for name in ("tensorboard", "wandb"):
         if getattr(recipe, name) is not None and find_spec(name) is None:
             raise UsageError(
-                f"{name}: the package {name} is not installed; pip install 'ac-recipes[{name}]', or leave the section "
-                "out"
+                f"{name}: the package {name} is not installed; {install_extra(name)}, or leave the section out"
             )
 
 

@@ -21,7 +21,8 @@ from ac_recipes.training.run_folder import RunFolder
 _GIB = 2**30
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _CUT_OFF_TEXT = "unexpected pos"  # torch's zip writer; the OSError that it hides gets lost between ranks
-_NO_SPACE_TEXT = ("No space left on device", "Disk quota exceeded", "File too large", _CUT_OFF_TEXT)
+_TOO_LARGE_TEXT = "File too large"
+_NO_SPACE_TEXT = ("No space left on device", "Disk quota exceeded", _TOO_LARGE_TEXT, _CUT_OFF_TEXT)
 _NO_MEMORY_TEXT = ("not enough memory", "can't allocate memory", "Cannot allocate memory", "CUDA out of memory")
 _LOST_PEER_TEXT = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 
@@ -79,7 +80,7 @@ class Faults:
         if is_lost_peer(error):
             return self.lost_peer()
         if is_disk_full(error) or isinstance(error, OSError):
-            remedy = "Make room, and" if is_disk_full(error) else "Once it is mended,"
+            remedy = _remedy(error)
             return RankError(f"{reason_of(error)}, {self.when}; {self.kept()}. {remedy} {self.go_on()}")
         return self._not_as_asked(error)
 
@@ -180,6 +181,13 @@ def is_disk_full(error: BaseException) -> bool:
         (isinstance(each, OSError) and each.errno in _NO_SPACE) or any(text in str(each) for text in _NO_SPACE_TEXT)
         for each in causes(error)
     )
+
+
+def _remedy(error: BaseException) -> str:
+    """What to do about a file that cannot be read or written."""
+    if any(getattr(each, "errno", None) == errno.EFBIG or _TOO_LARGE_TEXT in str(each) for each in causes(error)):
+        return "Raise the limit on the size of a file (`ulimit -f`, or the file system's own), and"
+    return "Make room, and" if is_disk_full(error) else "Once it is mended,"
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

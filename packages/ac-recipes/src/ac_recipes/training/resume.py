@@ -51,11 +51,12 @@ def find_run(recipe: Recipe, name: str, folder: str | None = None) -> Path:
             "--resume: with strategy 'megatron_fsdp' the optimizer's state is not restored exactly, so such a run "
             "cannot go on; start it anew, or train with strategy 'fsdp2'"
         )
+    another = "" if folder else ", go on with another run of this recipe (--resume RUN, the folder of it),"
     for path, was, now in differing:
         if path in FIXED or path.partition(".")[0] in FIXED:
             raise UsageError(
                 f"--resume: {path} was {was!r} in {run.path} and is now {now!r}; a run goes on with the same "
-                f"{', '.join(FIXED)}. Set it back, or start a new run"
+                f"{', '.join(FIXED)}. Set it back{another} or start a new run"
             )
     return run.path
 
@@ -101,7 +102,8 @@ def go_on(run: RunFolder, recipe: Recipe, saver: Saver, ranks: Ranks, console: R
 
 
 def changes(run: RunFolder, recipe: Recipe) -> list[tuple[str, Any, Any]]:
-    """Every field in which `recipe` differs from the one that the run was trained with: `(path, was, is)`.
+    """Every field in which `recipe` differs from the one that the run was trained with: `(path, was, is)`. Where new
+    runs are made says nothing of this one, which stays where it is.
 
     Raises:
         UsageError: the run's recipe cannot be read.
@@ -110,7 +112,7 @@ def changes(run: RunFolder, recipe: Recipe) -> list[tuple[str, Any, Any]]:
         before = to_plain(read_recipe(Recipe, run.recipe))
     except RecipeError as error:
         raise UsageError(f"--resume: the run's own recipe cannot be read any more: {error}") from error
-    return list(_differences(before, to_plain(recipe), ""))
+    return [change for change in _differences(before, to_plain(recipe), "") if change[0] != "run.dir"]
 
 
 def _differences(was: Any, now: Any, path: str) -> Iterator[tuple[str, Any, Any]]:

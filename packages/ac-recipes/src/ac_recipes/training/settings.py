@@ -18,6 +18,9 @@ from ac_recipes.training.memory import PeakMemory
 from ac_recipes.training.optimizer import warmup_steps
 from ac_recipes.training.ranks import Ranks
 
+_WIDEST = 32
+"""Characters of a name in a column of its own."""
+
 
 def settings_table(  # noqa: PLR0917 - one argument for every part of the run that a row speaks of
     recipe: Recipe,
@@ -89,8 +92,10 @@ def _data(recipe: Recipe, data: Prepared) -> list[Row]:
     else:
         fraction = config.validation_fraction
         asked = f"{VALIDATION_FRACTION if fraction is None else fraction:g} of it"
-    held_out = len(data.validation)
-    when = "never" if not held_out else "after the last step" if every is None else _every(every)
+    if not (held_out := len(data.validation)):
+        unused = "" if every is None else f"; val_every_steps {every} has no effect"
+        return [*rows, ("validation", asked, "off", f"no data is held out{unused}")]
+    when = "after the last step" if every is None else _every(every)
     return [*rows, ("validation", asked, counted(held_out, "row"), when)]
 
 
@@ -99,7 +104,13 @@ def _source(config: DatasetConfig) -> str:
         return config.kind
     if isinstance(config, TextDatasetConfig):
         return config.text if isinstance(config.text, str) else counted(len(config.text), "file")
-    return config.sources[0] if len(config.sources) == 1 else f"{len(config.sources)} files"
+    sources = config.sources  # each may be a pattern, or a dataset of many files
+    return _short(sources[0]) if len(sources) == 1 else counted(len(sources), "source")
+
+
+def _short(name: str) -> str:
+    """The end of a long path, so that a column of the table stays narrow."""
+    return name if len(name) <= _WIDEST else name.rpartition("/")[2]
 
 
 def _model(recipe: Recipe, parallel: Parallel) -> list[Row]:
@@ -107,7 +118,12 @@ def _model(recipe: Recipe, parallel: Parallel) -> list[Row]:
     model = getattr(parallel.model, "module", parallel.model)  # DDP and Megatron-FSDP hold it, FSDP2 is it
     name = asked.pretrained_model_name_or_path
     rows = [
-        ("model", name or asked.config["model_type"], model.config.model_type, "pretrained" if name else "new weights"),
+        (
+            "model",
+            _short(name) if name else asked.config["model_type"],
+            model.config.model_type,
+            f"pretrained, {name}" if name else "new weights",
+        ),
         # What transformers chose has no public name.
         ("attention", asked.attn_implementation, model.config._attn_implementation, ""),
     ]
