@@ -30,6 +30,15 @@ from ac_recipes.training.model import build_model
         ("compile.mode=max-autotune --compile.backend=eager", "compile.mode: 'max-autotune' is a mode of backend"),
         ("compile.enabled=true --distributed.ep_size=2", "compile: is on, and ep_size is 2"),
         (
+            "compile.enabled=true --distributed.activation_checkpointing=full "
+            "--distributed.activation_checkpointing_offload=cpu",
+            "compile: is on, and activation_checkpointing_offload is 'cpu'; a compiler decides",
+        ),
+        (
+            "compile.enabled=true --distributed.activation_checkpointing={policy: full, offload: cpu}",
+            "compile: is on, and activation_checkpointing_offload is 'cpu'; a compiler decides",
+        ),
+        (
             "compile.enabled=true --distributed.activation_checkpointing={policy: selective, save: [mlp.up_proj]}",
             "compile: is on, and what activation checkpointing keeps is named by the module 'mlp.up_proj'",
         ),
