@@ -21,6 +21,7 @@ from ac_recipes.training.model import build_model
         ("distributed.strategy=megatron_fsdp --distributed.activation_checkpointing=selective", "'selective'"),
         ("distributed.strategy=megatron_fsdp --distributed.ep_size=2", "distributed.ep_size: 2 is not available"),
         ("distributed.cp_size=2", "distributed.cp_size: 2: context parallelism splits each sequence"),
+        ("distributed.cp_size=2 --distributed.pp_size=4", "long sequences. Also pp_size: 4: the pipeline stages"),
         ("distributed.pp_size=2", "distributed.pp_size: 2: the pipeline stages of transformers"),
         ("distributed.dp_size=6 --distributed.dp_replicate_size=4", "distributed.dp_replicate_size: 4 does not divide"),
         ("distributed.dp_size=6 --distributed.ep_size=4", "distributed.ep_size: 4 does not divide dp_size 6"),
