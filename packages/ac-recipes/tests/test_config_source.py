@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from ac_recipes.config_source import architectures, source_of, source_of_part
+from ac_recipes.config_source import activation_functions, architectures, source_of, source_of_part
 from ac_recipes.model_fields import _may_be as may_be
 
 SAMPLE = [
@@ -24,6 +24,12 @@ SAMPLE = [
     "smolvlm",
     "t5",
 ]
+
+
+def test_the_activation_functions_are_those_of_transformers():
+    from transformers.activations import ACT2FN
+
+    assert list(activation_functions()) == list(ACT2FN)
 
 
 def test_the_architectures_are_those_of_transformers():

@@ -2,9 +2,12 @@
 
 import pytest
 
+from ac_recipes.config_source import architectures, source_of
 from ac_recipes.load import load_recipe
 from ac_recipes.model_fields import _may_be as may_be
-from ac_recipes.reader import RecipeError, split_overrides
+from ac_recipes.model_sizes import pair_problems, value_problems
+from ac_recipes.reader import RecipeError, fields_of, split_overrides
+from ac_recipes.recipe import Recipe
 
 
 @pytest.mark.parametrize(
@@ -41,13 +44,39 @@ def check(file, *settings):
         ("model.config.dtype=bfloat16", "model.config.dtype: set model.dtype instead"),
         ("model.config={model_type: gpt2, n_embd: 64, hidden_size: 32}", "'hidden_size' is another name of 'n_embd'"),
         ("model.config={model_type: gpt2, hidden_size: x}", "model.config.hidden_size: expected int, got str"),
+        ("model.config.hidden_size=-64", "command line:1:1: model.config.hidden_size: -64 is not a whole"),
+        ("model.config.num_attention_heads=0", "num_attention_heads: 0 is not a whole number of at least 1"),
+        ("model.config.num_hidden_layers=0", "model.config.num_hidden_layers: 0 is not a whole number of at least 1"),
+        ("model.config.num_key_value_heads=3", "command line:1:1: model.config: num_attention_heads 4 is not"),
+        ("model.config={model_type: gpt2, n_layer: 0}", "model.config.n_layer: 0 is not a whole number of at least 1"),
+        ("model.config.rms_norm_eps=-1", "model.config.rms_norm_eps: -1 is negative"),
+        ("model.config.hidden_act=gellu", "transformers has no activation function 'gellu'; did you mean 'gelu'?"),
+        ("model.config.hidden_act=step", "transformers has no activation function 'step'; it has gelu, "),
+        (
+            "model.config={model_type: qwen3_moe, num_experts: 4, num_experts_per_tok: 8}",
+            "model.config: num_experts_per_tok 8 is more than num_experts 4",
+        ),
+        ("dataset={kind: digits}", "dataset.kind 'digits' can be shown to smolvlm and idefics3, not to llama"),
+        ("distributed.activation_checkpointing_scope=vision", "scope: 'vision': Llama is a language model and has no"),
+        ("distributed.activation_checkpointing={scope: [audio]}", "checkpointing.scope: 'audio': Llama is a language"),
+        ("distributed.ep_size=2", "distributed.ep_size: 2: Llama has no experts to share out; leave it at 1"),
+        ("distributed.tp_size=3", "distributed.tp_size: 3 ranks cannot share out num_attention_heads 4 equally"),
         ("model.config.max_position_embeddings=8", "dataset.sequence_length: 16 tokens are more than the 8 positions"),
     ],
 )
 def test_what_is_found_without_transformers(tiny_file, setting, message):
+    key, _, value = setting.partition("=")
+    overrides = split_overrides([f"--{key}", value], fields_of(Recipe))[1]
     with pytest.raises(RecipeError) as caught:
-        check(tiny_file, setting)
+        load_recipe(str(tiny_file), overrides, quick=True)
     assert message in str(caught.value)
+
+
+def test_the_defaults_of_no_architecture_are_refused():
+    for model_type in architectures():
+        source = source_of(model_type)
+        told = [*value_problems(source, source.numbers, ()), *pair_problems(source, {}, (), source.numbers)]
+        assert told == [], model_type
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -64,13 +93,14 @@ def test_mistakes_in_the_configuration_are_told_beside_all_others_and_in_the_sam
     told = [str(mistake).partition("tiny.yaml:")[2] or str(mistake) for mistake in caught.value.mistakes]
     assert [line.partition("; did")[0] for line in told] == [
         "3:5: model.config: hidden_size 32 is not a multiple of num_attention_heads 5",
+        "3:5: model.config: num_attention_heads 5 is not a multiple of num_key_value_heads 2",
         "5:5: model.config.intermediat_size: unknown field of LlamaConfig",
         "15:13: tokenizer.vocab_sise: unknown field",
-        told[3],
         told[4],
+        told[5],
     ]
-    assert "step_scheduler.local_batch_size: expected" in told[3]
-    assert "rng.seed: expected" in told[4]
+    assert "step_scheduler.local_batch_size: expected" in told[4]
+    assert "rng.seed: expected" in told[5]
 
 
 @pytest.mark.parametrize("quick", [True, False])

@@ -21,6 +21,7 @@ from ac_recipes.training.model import build_model
         ("distributed.strategy=megatron_fsdp --distributed.activation_checkpointing=selective", "'selective'"),
         ("distributed.strategy=megatron_fsdp --distributed.ep_size=2", "distributed.ep_size: 2 is not available"),
         ("distributed.cp_size=2", "distributed.cp_size: 2: context parallelism splits each sequence"),
+        ("distributed.cp_size=2 --distributed.pp_size=4", "long sequences. Also pp_size: 4: the pipeline stages"),
         ("distributed.pp_size=2", "distributed.pp_size: 2: the pipeline stages of transformers"),
         ("distributed.dp_size=6 --distributed.dp_replicate_size=4", "distributed.dp_replicate_size: 4 does not divide"),
         ("distributed.dp_size=6 --distributed.ep_size=4", "distributed.ep_size: 4 does not divide dp_size 6"),
@@ -29,6 +30,15 @@ from ac_recipes.training.model import build_model
         ("distributed.strategy=ddp --distributed.dp_size=2 --distributed.tp_size=2", "distributed.tp_size: 2 with"),
         ("compile.mode=max-autotune --compile.backend=eager", "compile.mode: 'max-autotune' is a mode of backend"),
         ("compile.enabled=true --distributed.ep_size=2", "compile: is on, and ep_size is 2"),
+        (
+            "compile.enabled=true --distributed.activation_checkpointing=full "
+            "--distributed.activation_checkpointing_offload=cpu",
+            "compile: is on, and activation_checkpointing_offload is 'cpu'; a compiler decides",
+        ),
+        (
+            "compile.enabled=true --distributed.activation_checkpointing={policy: full, offload: cpu}",
+            "compile: is on, and activation_checkpointing_offload is 'cpu'; a compiler decides",
+        ),
         (
             "compile.enabled=true --distributed.activation_checkpointing={policy: selective, save: [mlp.up_proj]}",
             "compile: is on, and what activation checkpointing keeps is named by the module 'mlp.up_proj'",

@@ -97,6 +97,16 @@ def config_source(kind: str, module: str) -> ConfigSource:
     return source
 
 
+@cache
+def activation_functions() -> tuple[str, ...]:
+    """The names that transformers has for activation functions, the keys of its `ACT2CLS`."""
+    for node in _parse("activations.py").body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="ACT2CLS")], value=ast.Dict(keys=keys)):
+                return tuple(key.value for key in keys if isinstance(key, ast.Constant))
+    raise LookupError("transformers.activations has no dictionary ACT2CLS")
+
+
 def _classes(module: str) -> dict[str, ast.ClassDef]:
     trees = [_parse("configuration_utils.py"), *_trees(module)]
     return {node.name: node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)}

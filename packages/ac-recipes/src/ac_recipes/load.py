@@ -16,6 +16,7 @@ from ac_recipes.reader.nodes import MapNode, place_at
 from ac_recipes.reader.structure import Structurer
 from ac_recipes.recipe import Recipe
 from ac_recipes.shipped import find_recipe
+from ac_recipes.source_checks import scope_problems, source_problems
 
 
 def load_recipe(name_or_path: str, overrides: Sequence[Override] = (), *, quick: bool = False) -> Recipe:
@@ -45,9 +46,11 @@ def load_translated(
     def check_model(recipe: Recipe) -> Iterator[Problem]:
         if quick or model.log.mistakes:
             yield from check_declared_length(recipe)
+            yield from source_problems(recipe) if not model.log.mistakes else ()
         else:
             yield from check_model_config(recipe)
             yield from check_fit(recipe)
+            yield from scope_problems(recipe)
 
     try:
         recipe = read_recipe(
@@ -88,7 +91,7 @@ class _ModelFields:
             return
         try:
             for problem in field_problems(written.config):
-                place = place_at(root, problem.path, of_key=problem.at_key)
+                place = place_at(root, problem.path, of_key=problem.at_key, about=problem.message)
                 self.log.add(place, problem.path, problem.message, problem.suggestion)
         except UsageError as error:
             self.unavailable = error

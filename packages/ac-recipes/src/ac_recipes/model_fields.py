@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from ac_recipes.config_source import ConfigSource, architectures, source_of, source_of_part
+from ac_recipes.model_sizes import pair_problems, value_problems
 from ac_recipes.reader import Problem
 from ac_recipes.reader.mistakes import KeyPath, short
 from ac_recipes.recipe import Recipe
@@ -39,7 +40,7 @@ def field_problems(fields: dict[str, Any]) -> Iterator[Problem]:
         return
     source = source_of(model_type)
     yield from _problems(fields, source, path)
-    yield from _not_multiples(source, source.numbers | fields, path)
+    yield from pair_problems(source, fields, path, source.numbers)
 
 
 def check_declared_length(recipe: Recipe) -> Iterator[Problem]:
@@ -78,6 +79,7 @@ def _problems(
         if name != other and name in fields and other in fields:
             message = f"{name!r} is another name of {other!r}, which is given too; give one"
             yield Problem(path=(*path, name), message=message, at_key=True)
+    yield from value_problems(source, fields, path)
     right = also | _SET_ELSEWHERE.keys() | {"model_type"}
     for name, value in fields.items():
         annotation = source.fields.get(source.aliases.get(name, name))
@@ -120,7 +122,7 @@ def _part_problems(given: object, whole: ConfigSource, name: str, path: KeyPath)
         source = None if model_type is None else source_of(model_type)
     if source is not None:
         yield from _problems(given, source, path, part.settings)
-        yield from _not_multiples(source, given, path)  # the whole may have defaults of its own for its parts
+        yield from pair_problems(source, given, path)  # the whole may have defaults of its own for its parts
 
 
 def _no_architecture(model_type: str, path: KeyPath) -> Problem:
@@ -134,14 +136,6 @@ def _no_architecture(model_type: str, path: KeyPath) -> Problem:
 
 def _expected(what: str, value: object, path: KeyPath) -> Problem:
     return Problem(path=path, message=f"expected {what}, got {type(value).__name__} (value: {short(value)})")
-
-
-def _not_multiples(source: ConfigSource, given: dict[str, Any], path: KeyPath) -> Iterator[Problem]:
-    values = {source.aliases.get(name, name): value for name, value in given.items()}
-    for whole, part in source.multiples:
-        left, right = values.get(whole), values.get(part)
-        if isinstance(left, int) and isinstance(right, int) and right and left % right:
-            yield Problem(path=path, message=f"{whole} {left} is not a multiple of {part} {right}")
 
 
 def _may_be(annotation: str, value: object) -> bool:

@@ -1,11 +1,12 @@
 """What is advised can be written into a recipe as it is said."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
 
-from ac_core.advice import CHANGES, SPREAD
+from ac_core.advice import CHANGES, OFFLOADED, SPREAD
 from ac_recipes.analysis.words import words_for
 
 OWN = {
@@ -39,6 +40,14 @@ def test_a_recipe_that_shards_on_one_rank_is_not_told_to_shard(tiny):
     fsdp2, ddp = (words_for(tiny(f"distributed.strategy={strategy}"))(SPREAD) for strategy in ("fsdp2", "ddp"))
     assert fsdp2 == "distributed: {dp_size: 2}, in train --nproc-per-node 2"
     assert ddp == "distributed: {strategy: fsdp2, dp_size: 2}, in train --nproc-per-node 2"
+
+
+@pytest.mark.parametrize("own", ["{policy: budget, memory_budget: 1MiB, layers: 0-}", "{policy: full, layers: 0-}"])
+def test_offloading_as_advised_loses_nothing_that_checkpointing_is_told(tiny, own):
+    asked = tiny(f"distributed.activation_checkpointing={own}")
+    path, value = words_for(asked)(OFFLOADED).split(": ")
+    followed = tiny(f"distributed.activation_checkpointing={own}", f"{path}={value}").distributed.checkpointing
+    assert followed == replace(asked.distributed.checkpointing, offload="cpu")
 
 
 def _overrides(section, path=()):

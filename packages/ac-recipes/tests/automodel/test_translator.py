@@ -120,6 +120,35 @@ def test_values_from_the_environment_are_refused(mistakes, pretrain):
     assert line == "a.yaml:29:7: optimizer.lr: AutoModel takes this from the environment; write the value itself"
 
 
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("checkpoint: {checkpoint_dir: '${CKPT}/runs'}", "32:30: checkpoint.checkpoint_dir"),  # a renamed key
+        ("dataset: {seq_length: $LENGTH}", "32:23: dataset.seq_length"),
+        ("peft: {target_modules: [q_proj, '${MODULE}']}", "32:24: peft.target_modules"),  # in a list
+        ("distributed_extra: {a: {b: '${X}'}}", "32:28: distributed_extra.a.b"),
+    ],
+)
+def test_the_environment_is_refused_wherever_a_string_is(mistakes, pretrain, text, place):
+    lines = mistakes(f"{pretrain}{text}\n")
+    assert any(line.startswith(f"a.yaml:{place}") and "takes this from the environment" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["quantization: {load_in_4bit: true}", "fp8: {enabled: true}", "qat: {a: 1}", "peft: {use_dora: true}"],
+)
+def test_what_is_not_supported_is_told_as_that_and_with_a_remedy(mistakes, pretrain, text):
+    (line,) = mistakes(f"{pretrain}{text}\n")
+    assert ": not supported: " in line
+    assert "leave it out" in line
+
+
+def test_an_unknown_dataset_is_refused_with_what_to_write(mistakes, pretrain):
+    (line,) = mistakes(f"{pretrain}dataset: {{_target_: my_package.my_dataset, path: x}}\n")
+    assert line.endswith("; write its records as JSON Lines, and name the file with kind: records")
+
+
 def test_one_thing_said_twice(read, mistakes, pretrain):
     assert read(pretrain + "seed: 1111\n")[0].rng.seed == 1111
     assert mistakes(pretrain + "seed: 7\n") == ["a.yaml:32:1: rng.seed: is given twice; line 11 says it too"]

@@ -6,9 +6,10 @@ import torch
 from ac_recipes.data.tokenizer import train_tokenizer
 from ac_recipes.errors import UsageError
 from ac_recipes.images.config import DigitsDatasetConfig
-from ac_recipes.images.digits import NAMES, QUESTIONS, Digits, read_digits, texts
+from ac_recipes.images.digits import Digits, read_digits
 from ac_recipes.images.examples import IMAGE, SPECIAL_TOKENS, image_examples
 from ac_recipes.images.layout import ImageLayout
+from ac_recipes.images.questions import NAMES, QUESTIONS, texts
 
 LAYOUT = ImageLayout(tokens=4, side=16, channels=3)
 

@@ -15,6 +15,8 @@ def test_tokens_of_an_image(vlm):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        (["model.config.scale_factor=3"], "model.config.scale_factor: patches of"),
+        (["dataset.sequence_length=8"], "dataset.sequence_length: 8 is too short for a question with its image"),
         (["model.config={model_type: llama, hidden_size: 32}"], "can be shown to smolvlm and idefics3, not to llama"),
         (
             ["dataset.kind=text"],
@@ -28,7 +30,6 @@ def test_tokens_of_an_image(vlm):
             "model.config.vision_config.hiden_size: unknown field of SmolVLMVisionConfig; did you mean 'hidden_size'?",
         ),
         (["model.config.text_config.model_type=lama"], "model.config.text_config.model_type: transformers has no"),
-        (["model.config.vocab_size=400"], "model.config.vocab_size: unknown field of SmolVLMConfig"),
         (["model.config.text_config.max_position_embeddings=16"], "dataset.sequence_length: 32 tokens are more than"),
         (["dataset.kind=digts"], "did you mean 'digits'?"),
         (["dataset.text=pydoc_topics"], "dataset.text: "),
@@ -37,8 +38,14 @@ def test_tokens_of_an_image(vlm):
         (["freeze_config.freeze_vison_tower=true"], "did you mean 'freeze_vision_tower'?"),
     ],
 )
-def test_refused_at_the_field(vlm_file, settings, message):
+@pytest.mark.parametrize("quick", [True, False])
+def test_refused_at_the_field(vlm_file, settings, message, quick):
     _, overrides = split_overrides([f"--{setting}" for setting in settings])
     with pytest.raises(RecipeError) as caught:
-        load_recipe(str(vlm_file), overrides)
+        load_recipe(str(vlm_file), overrides, quick=quick)
     assert message in str(caught.value)
+
+
+def test_a_field_of_the_language_model_is_none_of_the_whole(vlm_file):
+    with pytest.raises(RecipeError, match=r"model\.config\.vocab_size: unknown field of SmolVLMConfig"):
+        load_recipe(str(vlm_file), split_overrides(["--model.config.vocab_size=400"])[1])

@@ -8,8 +8,8 @@ from transformers import SmolVLMForConditionalGeneration
 
 from ac_recipes.data.tokenizer import train_tokenizer
 from ac_recipes.errors import UsageError
-from ac_recipes.images.digits import texts
 from ac_recipes.images.examples import IMAGE, SPECIAL_TOKENS
+from ac_recipes.images.questions import texts
 from ac_recipes.pretrained import load_model
 from ac_recipes.training.model import build_model
 from ac_recipes.training.trainer import train

@@ -6,8 +6,10 @@ import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ac_loss import LossConfig
+from ac_recipes.cli import main
 from ac_recipes.errors import RunError, UsageError
 from ac_recipes.training.loss import attach_loss
+from ac_recipes.training.preflight import preflight
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97}
 
@@ -43,6 +45,29 @@ def test_a_logit_scale_reaches_the_loss(kind):
     right = F.cross_entropy(0.25 * model(input_ids=ids).logits.flatten(0, 1), ids.flatten())
     with attach_loss(model, LossConfig(kind=kind, logit_scale=0.25)).labels(ids, ids.numel()):
         torch.testing.assert_close(model(input_ids=ids).logits, right)
+
+
+@pytest.mark.parametrize("backend", ["liger", "cce"])
+def test_a_backend_that_cannot_run_is_refused_before_anything_is_done(tiny, backend, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    recipe = tiny(f"loss_fn={{kind: fused, backend: {backend}, grad_mode: recompute}}")
+    for refuse in (lambda: preflight(recipe, 1), lambda: attach_loss(build(), recipe.loss_fn)):
+        with pytest.raises(UsageError) as told:
+            refuse()
+        text = str(told.value)
+        assert text.startswith(f"loss_fn.backend: '{backend}' cannot compute this loss: ")
+        assert "not installed: pip install 'ac-loss[" in text
+        assert "use loss_fn.grad_mode: auto, or" in text
+        assert text.endswith("; or set loss_fn.backend: auto")
+        assert "\n" not in text
+
+
+@pytest.mark.parametrize("verb", ["train", "verify", "compare", "estimate"])
+def test_every_verb_that_computes_a_loss_refuses_it(tiny_file, verb, capsys):
+    arguments = ["--device", "cpu"] * (verb == "estimate")
+    setting = ["--model.dtype", "bfloat16", "--loss_fn", "{backend: native}"]
+    assert main([verb, str(tiny_file), *arguments, *setting]) == 2
+    assert "loss_fn.backend: 'native' cannot compute this loss" in capsys.readouterr().err
 
 
 def test_without_labels_there_are_logits():

@@ -141,7 +141,7 @@ def _note(block: str, error: BaseException, changes: list[Change]) -> str:
     if isinstance(error, AssertionError) and "early_stop" in str(error):
         return (
             f"{note}: the block catches the exception by which torch ends a recompute; let it catch fewer kinds, or "
-            "use ActivationCheckpointingConfig(early_stop=False)"
+            "turn 'early_stop' off in the settings of activation checkpointing"
         )
     seen = f". Since then, {'; '.join(map(str, changes[:4]))}" if changes else ""
     return f"{note}; its forward had raised nothing{seen}"

@@ -60,7 +60,7 @@ class NamedCalls:
             )
             if self.strict and name != COLLECTIVE and (nowhere or self.setting == "plan"):
                 raise ActivationCheckpointingError(
-                    f"{text}; leave it out, or go on without it, or until a later step makes such a call: strict=False"
+                    f"{text}; leave it out, or turn 'strict' off, to do without until a later step makes such a call"
                 )
             warnings.warn(text, stacklevel=2)
 

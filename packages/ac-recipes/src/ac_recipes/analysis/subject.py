@@ -25,7 +25,7 @@ from ac_recipes.pretrained import load_config, load_tokenizer
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.batches import BatchPlan, GlobalOrder, check_filled
 from ac_recipes.training.freeze import freeze
-from ac_recipes.training.loss import HeadLoss, attach_loss
+from ac_recipes.training.loss import HeadLoss, attach_loss, check_backend
 from ac_recipes.training.model import build_model, trainable_model
 from ac_recipes.training.preflight import setup_of
 from ac_recipes.training.ranks import local_device
@@ -77,6 +77,7 @@ def real_subject(recipe: Recipe) -> Subject:
                 f"--distributed.{name} 1{with_it}"
             )
     check_installed(recipe)
+    check_backend(recipe, local_device())
     setup_of(recipe).layout(1)
     plan = BatchPlan.of(recipe.step_scheduler, 1)
     data = prepare_here(recipe)
@@ -109,6 +110,8 @@ def step_settings(
     if asked.strategy == "megatron_fsdp":
         raise UsageError("distributed.strategy: 'megatron_fsdp' cannot be estimated; 'fsdp2' shards the same")
     check_installed_for_shapes(recipe)
+    if device == local_device().type:  # of another machine it is not known what is installed
+        check_backend(recipe, local_device())
     ranks = asked.dp_size or asked.ep_size  # without a dp_size, as few ranks as can share the experts
     if ranks % asked.dp_replicate_size:
         raise UsageError(

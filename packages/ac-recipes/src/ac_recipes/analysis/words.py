@@ -15,15 +15,16 @@ _PLACES = {
 }
 _INSIDE = {
     "policy": "distributed: {{activation_checkpointing: {{policy: {}}}}}",
-    "offload": "distributed: {{activation_checkpointing: {{offload: {}}}}}",
+    "offload": "distributed.activation_checkpointing.offload: {}",
 }
-"""Where checkpointing has settings of its own."""
+"""Where checkpointing has settings of its own. A mapping there, given as an override, would take the place of them all,
+and of the budget with them."""
 _OFF = {"offload": "distributed: {{activation_checkpointing: {{policy: full, offload: {}}}}}"}
 """Where it is off: there are no inputs to move unless it is turned on."""
 
 
 def words_for(recipe: Recipe) -> Callable[[Change], str]:
-    """How to say a change to this recipe: the setting with its section, as YAML on one line."""
+    """How to say a change to this recipe: the setting with its section, as YAML on one line, or its dotted path."""
     distributed = recipe.distributed
     places = dict(_PLACES)
     if isinstance(distributed.activation_checkpointing, ActivationCheckpointingConfig):

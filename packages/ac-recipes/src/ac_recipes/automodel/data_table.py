@@ -93,10 +93,12 @@ _OTHER_DATA = (
     "vlm.datasets.make_cord_v2_dataset",
     "vlm.datasets.make_rdr_dataset",
 )
-_NO_SUCH_DATA = Target(refused="this dataset; write its records as JSON Lines, and name the file with kind: records")
+_AS_RECORDS = "write its records as JSON Lines, and name the file with kind: records"
+_NO_SUCH_DATA = Target(refused=f"this dataset; {_AS_RECORDS}")
 
 _DATASET = Section(
     rules=_RECORDS,
+    remedy=_AS_RECORDS,
     targets={
         f"{_DATASETS}.llm.squad.make_squad_dataset": Target({"kind": "records", "path_or_dataset_id": "squad"}),
         f"{_DATASETS}.llm.chat_dataset.ChatDataset": Target({"kind": "records"}),

@@ -1,17 +1,20 @@
 """What can become of one key of an AutoModel recipe. A rule is called with the translation and the written entry."""
 
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ac_recipes.reader.mistakes import KeyPath, MistakeLog, Place, show_path
-from ac_recipes.reader.nodes import Entry, ListNode, MapNode, Node, ScalarNode
+from ac_recipes.reader.nodes import Entry, ListNode, MapNode, Node, RefusedNode, ScalarNode
 from ac_recipes.reader.scalars import Kind, kind_of
 from ac_recipes.reader.targets import TARGET
 from ac_recipes.reader.wording import got
 
 NULL_WORDS = ("none", "None")
 """AutoModel reads these texts as null."""
+
+_FROM_ENVIRONMENT = re.compile(r"\$(\{|[A-Za-z_])")
 
 _NAMED_NONE = ("activation_checkpointing", "dispatcher_recompute_cache")  # here `none` is one of the choices
 
@@ -34,15 +37,27 @@ class Translation:
 
     entries: nested mappings of key to (place of the key, node or mapping).
     null_words: whether `none` is null, as it is to AutoModel.
+    written: the place in the recipe that is being translated, for mistakes in the values that are found there.
     """
 
     log: MistakeLog
     null_words: bool = True
     entries: dict[str, tuple[Place, object]] = field(default_factory=dict)
     left_out: list[LeftOut] = field(default_factory=list)
+    written: KeyPath = ()
+
+    def keep(self, key: str, entry: Entry) -> None:
+        """Take over a section of our own words as it is."""
+        self.entries[key] = (entry.key_place, entry.node)
 
     def put(self, path: KeyPath, entry: Entry) -> None:
-        """Set the value at `path`. Given twice, under two names, is a mistake."""
+        """Set the value at `path`. Given twice, under two names, is a mistake; so is one from the environment, which
+        AutoModel reads wherever a string is."""
+        from_environment = list(_from_environment(entry.node, self.written or path))
+        for place, where in from_environment:
+            self.log.add(place, where, "AutoModel takes this from the environment; write the value itself")
+        if from_environment:
+            entry = Entry(entry.key_place, RefusedNode(entry.node.place))
         section = self.open(path[:-1], entry)
         if section is None:
             self.log.add(entry.key_place, path, f"cannot be set: {show_path(path[:-1])} is no mapping here")
@@ -193,6 +208,19 @@ def scope(translation: Translation, path: KeyPath, entry: Entry) -> None:
             if name and name not in [known.text for known in parts]:
                 parts.append(ScalarNode(item.place, name, plain=True))
     translation.put(path, Entry(entry.key_place, parts[0] if len(parts) == 1 else ListNode(node.place, tuple(parts))))
+
+
+def _from_environment(node: Node, path: KeyPath) -> Iterator[tuple[Place, KeyPath]]:
+    """Where in `node`, which stands at `path`, a text names a variable of the environment."""
+    match node:
+        case ScalarNode(text=text) if _FROM_ENVIRONMENT.search(text):
+            yield node.place, path
+        case ListNode(items=items):
+            for index, item in enumerate(items):
+                yield from _from_environment(item, (*path, index))
+        case MapNode(entries=entries):
+            for key, entry in entries.items():
+                yield from _from_environment(entry.node, (*path, key))
 
 
 def _null_word(key: str, node: Node) -> Node:

@@ -22,12 +22,16 @@ class Section:
     rules: for the keys whose meaning differs from that of our field of the same name.
     targets: the `_target_` names it may have.
     switch: the key whose `false` turns the section off, where leaving the section out does the same.
+    refused: why it is not supported at all, unless it is turned off.
+    remedy: what to write in place of a `_target_` that is not known.
     pattern: for `_target_` names that follow a rule: gives a `Target`, or None.
     """
 
     rules: Mapping[str, Rule] = field(default_factory=dict)
     targets: Mapping[str, Target] = field(default_factory=dict)
     switch: str | None = None
+    refused: str | None = None
+    remedy: str | None = None
     pattern: Callable[[str], Target | None] = lambda _name: None
 
     def target(self, name: str) -> Target | None:

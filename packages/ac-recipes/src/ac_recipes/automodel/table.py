@@ -27,6 +27,9 @@ from ac_recipes.reader.nodes import Entry, ListNode, ScalarNode, node_of
 _COMPONENTS = "nemo_automodel.components"
 _SPEED = harmless("changes the speed alone")
 _KERNEL = harmless("another kernel of the same function; torch's is used")
+_FP8 = "training in fp8; leave it out, and it trains in model.dtype"
+_QUANTIZED = "quantized weights; leave it out, and the weights have model.dtype"
+_QAT = "training for quantized weights; leave it out"
 _LAUNCHING = harmless("how it is launched is said on the command line")
 
 
@@ -53,6 +56,9 @@ RECIPE = Section(
         "validation_dataloader": harmless("validation goes through the held-out records in order"),
         "benchmark": refused("ac-recipes compare measures"),
         "processor": refused("processors of images and audio"),
+        "quantization": unless_null(refused(_QUANTIZED)),
+        "fp8": unless_null(refused(_FP8)),
+        "qat": unless_null(refused(_QAT)),
     },
 )
 """The top level."""
@@ -99,6 +105,8 @@ _MODEL = Section(
         "use_sdpa_patching": _KERNEL,
         "output_hidden_states": harmless("the fused loss takes the hidden states itself"),
         "name_or_path": to("pretrained_model_name_or_path"),
+        "quantization_config": unless_null(refused(_QUANTIZED)),
+        "fp8_config": unless_null(refused(_FP8)),
         "base_activation_checkpointing": refused("checkpointing of a part by its own key; name it in the scope"),
     },
     targets={
@@ -278,6 +286,7 @@ _PEFT = Section(
         "target_modules": _modules,
         "match_all_linear": harmless("all linear layers, unless target_modules names some"),
         "use_triton": _KERNEL,
+        "use_dora": only("false", because="DoRA; leave it out, and the adapters are LoRA's"),
         "exclude_modules": unless_null(refused("exclusions; name the modules in target_modules")),
     },
     targets={f"{_COMPONENTS}._peft.lora.PeftConfig": Target()},
@@ -301,9 +310,10 @@ SECTIONS: dict[str, Section] = {
     "compile": _COMPILE,
     "peft": _PEFT,
     "wandb": _WANDB,
-    "fp8": Section(switch="enabled"),
-    "qat": Section(switch="enabled"),
-    "neftune": Section(switch="enabled"),
+    "quantization": Section(refused=_QUANTIZED),
+    "fp8": Section(switch="enabled", refused=_FP8),
+    "qat": Section(switch="enabled", refused=_QAT),
+    "neftune": Section(switch="enabled", refused="noise in the embeddings; leave it out"),
     **DATA_SECTIONS,
 }
 """Every section that differs from ours, by its dotted place."""

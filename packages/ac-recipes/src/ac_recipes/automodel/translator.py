@@ -1,7 +1,5 @@
 """Walks a recipe of AutoModel and makes one of ours of it, every value with the place where it was written."""
 
-import re
-
 from ac_recipes.automodel.defaults import add_defaults
 from ac_recipes.automodel.rules import LeftOut, Translation, is_text, same
 from ac_recipes.automodel.section import Section, Target
@@ -9,8 +7,6 @@ from ac_recipes.automodel.table import KNOWN, RECIPE, SECTIONS
 from ac_recipes.reader.mistakes import KeyPath, MistakeLog, Place
 from ac_recipes.reader.nodes import Entry, ListNode, MapNode, Node, ScalarNode, node_of
 from ac_recipes.reader.targets import TARGET, refusal
-
-_FROM_ENVIRONMENT = re.compile(r"\$(\{|[A-Za-z_])")
 
 
 class Translator:
@@ -39,7 +35,7 @@ class Translator:
             if self.is_automodel or _names_code(entry.node):
                 walk.key(RECIPE, (key,), entry)
             else:
-                walk.translation.put((key,), entry)
+                walk.translation.keep(key, entry)
         if self.is_automodel:
             add_defaults(walk.translation, root)
         self.left_out = walk.translation.left_out
@@ -59,12 +55,8 @@ class _Walk:
         if below is not None and isinstance(entry.node, MapNode):
             self.section(below, path, entry)
             return
-        refused = self._refuse_names_in(entry.node, path)
-        if rule is None and not refused and _from_environment(entry.node):
-            message = "AutoModel takes this from the environment; write the value itself"
-            self.log.add(entry.node.place, path, message)
-            self.incomplete = True
-        elif not refused:
+        if not self._refuse_names_in(entry.node, path):
+            self.translation.written = path
             (rule or same)(self.translation, path, entry)
 
     def section(self, section: Section, path: KeyPath, entry: Entry) -> None:
@@ -73,6 +65,10 @@ class _Walk:
         if switch is not None and is_text(switch.node, "false"):
             if not self._refuse_names_in(node, path):
                 self.translation.leave_out(path, entry, "is turned off")
+            return
+        if section.refused is not None:
+            self.translation.refuse(path, entry, section.refused)
+            self.incomplete = True
             return
         target = self._target(section, path, node)
         if target is None:  # what the keys mean is then not known either
@@ -100,7 +96,9 @@ class _Walk:
         if found is not None and found.refused:
             self.log.add(name.place, (*path, TARGET), f"not supported: {found.refused}")
         elif found is None:
-            self.log.add(name.place, (*path, TARGET), *refusal(name, section.targets))
+            message, near = refusal(name, section.targets)
+            remedy = f"; {section.remedy}" if section.remedy and near is None else ""
+            self.log.add(name.place, (*path, TARGET), message + remedy, near)
         else:
             return found
         self.incomplete = True
@@ -129,10 +127,6 @@ def _names_code(node: Node) -> bool:
         case ListNode():
             return any(map(_names_code, node.items))
     return False
-
-
-def _from_environment(node: Node) -> bool:
-    return isinstance(node, ScalarNode) and bool(_FROM_ENVIRONMENT.search(node.text))
 
 
 def _built(place: Place, entries: dict[str, tuple[Place, object]], *, incomplete: bool) -> MapNode:

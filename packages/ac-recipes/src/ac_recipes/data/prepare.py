@@ -25,9 +25,10 @@ from ac_recipes.data.tokenizer import (
 )
 from ac_recipes.errors import UsageError
 from ac_recipes.images.config import DigitsDatasetConfig
-from ac_recipes.images.digits import Digits, read_digits, texts
+from ac_recipes.images.digits import Digits, read_digits
 from ac_recipes.images.examples import IMAGE, SPECIAL_TOKENS, image_examples
 from ac_recipes.images.layout import image_problems, layout_of
+from ac_recipes.images.questions import texts
 from ac_recipes.model_config import transformers_config
 from ac_recipes.pretrained import load_config
 

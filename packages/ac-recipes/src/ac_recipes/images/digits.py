@@ -1,7 +1,6 @@
-"""Handwritten digits, and what is asked about them."""
+"""Handwritten digits."""
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,16 +8,7 @@ from torch import Tensor
 
 from ac_recipes.errors import UsageError
 from ac_recipes.extras import install_extra
-
-NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-
-QUESTIONS: dict[str, Callable[[int], str]] = {
-    "Which digit is this?": lambda digit: NAMES[digit],
-    "Which digit comes next?": lambda digit: NAMES[(digit + 1) % 10],
-    "Is the digit even or odd?": lambda digit: "odd" if digit % 2 else "even",
-    "Is the digit greater than four?": lambda digit: "yes" if digit > 4 else "no",
-}
-"""Each question with its answer to a digit."""
+from ac_recipes.images.questions import texts
 
 
 @dataclass(frozen=True)
@@ -51,8 +41,3 @@ def read_digits() -> Digits:
     found = load_digits()
     ink = torch.from_numpy(found.images).float()  # [n, 8, 8], 0 to 16
     return Digits(ink / 8 - 1, torch.from_numpy(found.target).long())
-
-
-def texts() -> list[str]:
-    """Every question with every answer, for a tokenizer that is to be trained on them."""
-    return [text for question, answer in QUESTIONS.items() for digit in range(10) for text in (question, answer(digit))]

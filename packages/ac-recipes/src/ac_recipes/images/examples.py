@@ -9,8 +9,9 @@ from transformers import PreTrainedTokenizerBase
 from ac_recipes.data.holdout import places_to_hold_out
 from ac_recipes.errors import UsageError
 from ac_recipes.images.config import DigitsDatasetConfig
-from ac_recipes.images.digits import QUESTIONS, Digits
+from ac_recipes.images.digits import Digits
 from ac_recipes.images.layout import ImageLayout
+from ac_recipes.images.questions import QUESTIONS
 
 IMAGE, USER, ASSISTANT = "<image>", "<|user|>", "<|assistant|>"
 SPECIAL_TOKENS = (IMAGE, USER, ASSISTANT)

@@ -54,6 +54,11 @@ def check_compile(distributed: StrategyConfig) -> None:
             f"compile: is on, and ep_size is {distributed.ep_size}; torch.compile cannot trace a checkpoint that keeps "
             "the routing of experts for its recompute; turn it off, or leave ep_size at 1"
         )
+    if distributed.checkpointing.offload == "cpu":
+        raise ValueError(
+            "compile: is on, and activation_checkpointing_offload is 'cpu'; a compiler decides itself what compiled "
+            "blocks keep and where, so that nothing would be moved; turn compile off, or set the offload to 'none'"
+        )
     if distributed.checkpointing.policy == "budget" and distributed.checkpointing.plan is None:
         raise ValueError(
             "compile: is on, and policy 'budget' has no plan yet: it may name modules, which torch.compile does not "

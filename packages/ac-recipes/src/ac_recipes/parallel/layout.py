@@ -7,6 +7,14 @@ from ac_recipes.errors import UsageError
 
 StrategyConfig = FSDP2Config | DDPConfig | MegatronFSDPConfig
 
+_UNAVAILABLE = {
+    "cp_size": "context parallelism splits each sequence over ranks, and the attention of transformers' models takes "
+    "whole sequences; leave it at 1, and use a smaller step_scheduler.local_batch_size or activation checkpointing "
+    "for long sequences",
+    "pp_size": "the pipeline stages of transformers run forwards alone, without a schedule for training; leave it at "
+    "1, and shard with strategy 'fsdp2' or with tp_size",
+}
+
 # NOTE [ Sizes ]
 #
 # 1. `dp_size * tp_size` ranks. The ranks of one tensor-parallel group are neighbours and hold the same batch; `dp_size`
@@ -47,17 +55,8 @@ def check_sizes(config: StrategyConfig) -> None:
     Raises:
         ValueError: naming the size, the reason and the remedy.
     """
-    if config.cp_size > 1:
-        raise ValueError(
-            f"cp_size: {config.cp_size}: context parallelism splits each sequence over ranks, and the attention of "
-            "transformers' models takes whole sequences; leave it at 1, and use a smaller step_scheduler."
-            "local_batch_size or activation checkpointing for long sequences"
-        )
-    if config.pp_size > 1:
-        raise ValueError(
-            f"pp_size: {config.pp_size}: the pipeline stages of transformers run forwards alone, without a schedule "
-            "for training; leave it at 1, and shard with strategy 'fsdp2' or with tp_size"
-        )
+    if unavailable := [f"{n}: {size}: {why}" for n, why in _UNAVAILABLE.items() if (size := getattr(config, n)) > 1]:
+        raise ValueError(". Also ".join(unavailable))
     if config.dp_size is not None and config.dp_size % config.dp_replicate_size:
         raise ValueError(
             f"dp_replicate_size: {config.dp_replicate_size} does not divide dp_size {config.dp_size}, of whose ranks "

@@ -4,11 +4,12 @@ Nodes are immutable. An alias makes one node appear at several places of the tre
 the way down to it (`merge`, `targets`) instead of reaching into the others.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ac_recipes.reader.mistakes import KeyPath, Place
+from ac_recipes.reader.mistakes import COMMAND_LINE, KeyPath, Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,12 @@ class RefusedNode:
 Node = ScalarNode | ListNode | MapNode | RefusedNode
 
 
-def place_at(root: Node, path: KeyPath, *, of_key: bool = False) -> Place:
-    """Where the value (or the key) at `path` stands; where it was left out, the innermost thing around it."""
+def place_at(root: Node, path: KeyPath, *, of_key: bool = False, about: str = "") -> Place:
+    """Where the value (or the key) at `path` stands; where it was left out, the innermost thing around it.
+
+    about: what is said of the value. Where that is a mapping of the file, and a field named in the text was set on the
+    command line, this is the place.
+    """
     place = root.place
     for part in path:
         if isinstance(root, MapNode) and part in root.entries:
@@ -64,6 +69,10 @@ def place_at(root: Node, path: KeyPath, *, of_key: bool = False) -> Place:
             place = root.place
         else:
             break
+    else:
+        words = set(re.findall(r"\w+", about)) if isinstance(root, MapNode) else set()
+        named = [root.entries[key].node.place for key in words if key in root.entries]
+        return next((each for each in named if each.file == COMMAND_LINE), place)
     return place
 
 

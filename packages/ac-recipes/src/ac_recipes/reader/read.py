@@ -70,7 +70,7 @@ def read_recipe(
     recipe = Structurer(schema, log).read_recipe(root)
     for check in checks if not log.mistakes else ():
         for problem in check(recipe):
-            place = place_at(root, problem.path, of_key=problem.at_key)
+            place = place_at(root, problem.path, of_key=problem.at_key, about=problem.message)
             log.add(place, problem.path, problem.message, problem.suggestion)
     if log.mistakes:
         log.raise_mistakes()

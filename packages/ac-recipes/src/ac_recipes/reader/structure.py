@@ -105,5 +105,5 @@ class Structurer:
         told = re.fullmatch(r"(\w+)((?:\.\w+)*): (.+)", message)
         if told and told[1] in fields_of(cls):
             relative, message = (told[1], *told[2].split(".")[1:]), told[3]
-        self._log.add(place_at(node, relative), (*path, *relative), message, closest_named_in(message))
+        self._log.add(place_at(node, relative, about=message), (*path, *relative), message, closest_named_in(message))
         return UNREAD

@@ -1,5 +1,6 @@
 """The loss, computed where the hidden states meet the head."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from ac_loss import LossConfig, linear_cross_entropy, reference
+from ac_loss import LossConfig, explain, linear_cross_entropy, reference
 from ac_recipes.errors import RunError, UsageError
+from ac_recipes.recipe import Recipe
 
 # NOTE [ The loss inside the head's forward ]
 # The fused loss needs the hidden states and the head's weight. `HeadLoss` computes it as the forward of the head, for
@@ -96,6 +98,48 @@ def _whole(tensor: Tensor | None) -> Tensor | None:
     return tensor.redistribute(placements=replicated).to_local(grad_placements=replicated)
 
 
+def check_backend(recipe: Recipe, device: torch.device) -> None:
+    """Refuse a backend of the loss that cannot run on `device`, before there is a model.
+
+    Raises:
+        UsageError: with the reasons and the remedy.
+    """
+    weight = torch.empty(256, 64, dtype=getattr(torch, recipe.model.dtype), device="meta")
+    _check_backend(recipe.loss_fn, weight, None, device)
+
+
+def _check_backend(config: LossConfig, weight: Tensor, bias: Tensor | None, device: torch.device) -> None:
+    """As `check_backend`, for a head with `weight` `[vocab, hidden]` and `bias` `[vocab]`, which may be on "meta"."""
+    if config.kind == "plain":
+        return
+    try:
+        explain(
+            torch.empty_like(weight[:1], device="meta").requires_grad_(),
+            torch.empty_like(weight, device="meta").requires_grad_(),
+            bias=None if bias is None else torch.empty_like(bias, device="meta").requires_grad_(),
+            ignore_index=config.ignore_index,
+            reduction="sum",
+            softcap=config.logit_softcapping or None,
+            label_smoothing=config.label_smoothing,
+            z_loss=config.z_loss,
+            num_label_tokens=1,
+            backend=config.backend,
+            accum=config.accum,
+            logit_scale=config.logit_scale,
+            grad_mode=config.grad_mode,
+            device=device,
+        )
+    except ValueError as error:
+        raise UsageError(f"loss_fn.{_in_recipe_words(str(error))}") from error
+
+
+def _in_recipe_words(refusal: str) -> str:
+    """What ac-loss says of a call, on one line, and of the section `loss_fn`: its options are fields there."""
+    text = refusal.replace(":\n  - ", ": ").replace("\n  - ", "; ").replace("\nor use", "; or set")
+    text = text.replace("cannot compute this call", "cannot compute this loss")
+    return re.sub(r"\b(?:pass )?(\w+)=('?\w+'?)", lambda found: f"loss_fn.{found[1]}: {found[2].strip(chr(39))}", text)
+
+
 def attach_loss(model: nn.Module, config: LossConfig) -> HeadLoss:
     """Put a `HeadLoss` on the head of a Hugging Face causal language model.
 
@@ -113,6 +157,7 @@ def attach_loss(model: nn.Module, config: LossConfig) -> HeadLoss:
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
         raise UsageError(f"model.config: {name} has no plain nn.Linear over the vocabulary to compute the loss in")
+    _check_backend(config, head.weight, head.bias, head.weight.device)
     returned: list[Tensor] = []
     handle = head.register_forward_hook(lambda _module, _inputs, output: returned.append(output))
     was_training = model.training

@@ -10,17 +10,20 @@ from ac_recipes.pretrained import find_pretrained
 from ac_recipes.recipe import Recipe
 from ac_recipes.trackers import check_trackers
 from ac_recipes.training.batches import BatchPlan
+from ac_recipes.training.loss import check_backend
+from ac_recipes.training.ranks import local_device
 
 
 def preflight(recipe: Recipe, world_size: int) -> BatchPlan:
     """Refuse what cannot work on `world_size` ranks; returns how a batch is shared among them.
 
     Raises:
-        UsageError: the sizes do not fit the ranks, a package is missing, the data cannot be read, or checkpoints are
-            asked for that no run could go on from.
+        UsageError: the sizes do not fit the ranks, a package is missing, the loss cannot be computed here, the data
+            cannot be read, or checkpoints are asked for that no run could go on from.
     """
     check_installed(recipe)
     check_trackers(recipe)
+    check_backend(recipe, local_device())
     layout = setup_of(recipe).layout(world_size)
     if recipe.distributed.strategy == "megatron_fsdp" and layout.dp > 1 and recipe.checkpoint.enabled:
         raise UsageError(
