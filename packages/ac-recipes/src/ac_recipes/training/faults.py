@@ -139,7 +139,7 @@ class Faults:
         where = f"on {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "for this process"
         return (
             f"out of memory {where} ({limit / _GIB:.1f} GiB), {self.when}: {reason_of(error)}; {self.kept()}. Find "
-            f"what fits with: {self._invocation.plan(limit)}"
+            f"what fits with: {self._invocation.plan(limit)}; then {self.go_on()}"
         )
 
 
