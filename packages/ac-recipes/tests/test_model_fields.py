@@ -41,6 +41,12 @@ def check(file, *settings):
         ("model.config.dtype=bfloat16", "model.config.dtype: set model.dtype instead"),
         ("model.config={model_type: gpt2, n_embd: 64, hidden_size: 32}", "'hidden_size' is another name of 'n_embd'"),
         ("model.config={model_type: gpt2, hidden_size: x}", "model.config.hidden_size: expected int, got str"),
+        ("model.config.attention_dropout=1.5", "model.config.attention_dropout: 1.5 is no probability to drop: torch "),
+        ("model.config.attention_dropout=-0.1", "-0.1 is no probability to drop: torch takes 0 or more, and less than"),
+        ("model.config.attention_dropout=1", "model.config.attention_dropout: 1 is no probability to drop"),
+        ("model.config={model_type: gpt2, resid_pdrop: 2}", "model.config.resid_pdrop: 2 is no probability to drop"),
+        ("model.config={model_type: llava, text_config: {model_type: llama, attention_dropout: 2}}", "2 is no probab"),
+        ("model.config={model_type: segformer, drop_path_rate: -1.0}", "drop_path_rate: -1.0 is no probability"),
         ("model.config.max_position_embeddings=8", "dataset.sequence_length: 16 tokens are more than the 8 positions"),
     ],
 )
@@ -48,6 +54,11 @@ def test_what_is_found_without_transformers(tiny_file, setting, message):
     with pytest.raises(RecipeError) as caught:
         check(tiny_file, setting)
     assert message in str(caught.value)
+
+
+def test_a_probability_to_drop_may_be_right(tiny_file):
+    recipe = check(tiny_file, "model.config.attention_dropout=0.999")
+    assert recipe.model.config["attention_dropout"] == pytest.approx(0.999)
 
 
 @pytest.mark.parametrize("quick", [True, False])

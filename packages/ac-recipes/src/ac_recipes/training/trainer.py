@@ -19,6 +19,7 @@ from ac_recipes.invocation import Invocation
 from ac_recipes.lora import save_adapter
 from ac_recipes.parallel.data import no_gradient_exchange
 from ac_recipes.parallel.gradients import clip_grad_norm
+from ac_recipes.rank_process import leave_run
 from ac_recipes.recipe import Recipe
 from ac_recipes.trackers import open_trackers
 from ac_recipes.training.batches import BatchPlan, GlobalOrder, limited
@@ -36,6 +37,7 @@ from ac_recipes.training.ranks import Ranks, joined_ranks
 from ac_recipes.training.rescue import LastStep, Rescue
 from ac_recipes.training.resume import go_on, open_run
 from ac_recipes.training.rng import seed_step
+from ac_recipes.training.run_folder import RunFolder
 from ac_recipes.training.saving import Saver
 from ac_recipes.training.settings import settings_table
 from ac_recipes.training.untrained import check_all_get_gradients
@@ -65,11 +67,12 @@ def train(
     invocation = invocation or Invocation(("train", name))
     with joined_ranks() as ranks, ExitStack() as stack:
         console = RunConsole(silent=not ranks.is_first, to_stderr=to_stderr)
+        faults = Faults(None if resume is None else RunFolder(resume), invocation, ranks, recipe)
+        stack.enter_context(faults.explained())
         plan = preflight(recipe, ranks.world_size)
         recipe = recipe_to_train(recipe, ranks)
-        run = open_run(recipe, name, resume, ranks, console)
-        faults = Faults(run, invocation, ranks, recipe)
-        stack.enter_context(faults.explained())
+        faults.run = run = open_run(recipe, name, resume, ranks, console)
+        leave_run(run.path)
         data = prepare(recipe, run, ranks, resumed=resume is not None)
         model, frozen = trainable_model(recipe, data, ranks.device)
         head_loss = attach_loss(model, recipe.loss_fn)
@@ -120,6 +123,7 @@ def train(
             rescue=Rescue(ranks, saver, faults, trainer),
         )
         result = loop.run()
+        run.check_there()
         if recipe.peft is not None:
             save_adapter(model, recipe.peft, recipe.model.pretrained_model_name_or_path, run.adapter, ranks)
         return result
