@@ -61,6 +61,12 @@ def check(file, *settings):
         ("distributed.activation_checkpointing={scope: [audio]}", "checkpointing.scope: 'audio': Llama is a language"),
         ("distributed.ep_size=2", "distributed.ep_size: 2: Llama has no experts to share out; leave it at 1"),
         ("distributed.tp_size=3", "distributed.tp_size: 3 ranks cannot share out num_attention_heads 4 equally"),
+        ("model.config.attention_dropout=1.5", "model.config.attention_dropout: 1.5 is no probability to drop: torch "),
+        ("model.config.attention_dropout=-0.1", "-0.1 is no probability to drop: torch takes 0 or more, and less than"),
+        ("model.config.attention_dropout=1", "model.config.attention_dropout: 1 is no probability to drop"),
+        ("model.config={model_type: gpt2, resid_pdrop: 2}", "model.config.resid_pdrop: 2 is no probability to drop"),
+        ("model.config={model_type: llava, text_config: {model_type: llama, attention_dropout: 2}}", "2 is no probab"),
+        ("model.config={model_type: segformer, drop_path_rate: -1.0}", "drop_path_rate: -1.0 is no probability"),
         ("model.config.max_position_embeddings=8", "dataset.sequence_length: 16 tokens are more than the 8 positions"),
     ],
 )
@@ -77,6 +83,11 @@ def test_the_defaults_of_no_architecture_are_refused():
         source = source_of(model_type)
         told = [*value_problems(source, source.numbers, ()), *pair_problems(source, {}, (), source.numbers)]
         assert told == [], model_type
+
+
+def test_a_probability_to_drop_may_be_right(tiny_file):
+    recipe = check(tiny_file, "model.config.attention_dropout=0.999")
+    assert recipe.model.config["attention_dropout"] == pytest.approx(0.999)
 
 
 @pytest.mark.parametrize("quick", [True, False])

@@ -21,5 +21,7 @@ def test_a_path_wins_over_a_name(tmp_path, monkeypatch):
 def test_what_is_not_there_names_what_is(tmp_path):
     with pytest.raises(UsageError, match="defalt is neither a file nor a shipped recipe; .*did you mean 'default'"):
         find_recipe("defalt")
+    with pytest.raises(UsageError, match="the name of the recipe is empty; give a file, or one of default, "):
+        find_recipe("")
     with pytest.raises(UsageError, match="is a folder"):
         find_recipe(str(tmp_path))

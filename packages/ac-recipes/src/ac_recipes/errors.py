@@ -32,10 +32,9 @@ class LostPeerError(RankError):
 
 
 class RunInterruptedError(RunError):
-    """A signal ended the run. What its last checkpoint holds is kept."""
+    """A signal ended the command. what_now: of a run, what is kept and how to go on."""
 
-    def __init__(
-        self, signum: int, what_now: str = "ac-recipes train RECIPE --resume goes on from the last checkpoint"
-    ) -> None:
-        super().__init__(f"ended by {signal.Signals(signum).name}; {what_now}")
+    def __init__(self, signum: int, what_now: str | None = None) -> None:
+        said = f"ended by {signal.Signals(signum).name}"
+        super().__init__(said if what_now is None else f"{said}; {what_now}")
         self.exit_code = 128 + signum

@@ -6,17 +6,17 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
-from ac_recipes.errors import RunError, RunInterruptedError, UsageError
+from ac_recipes.errors import LostPeerError, RunError, RunInterruptedError, UsageError
 from ac_recipes.invocation import Invocation
 from ac_recipes.meeting import checked_port, host_and_port, reach
-from ac_recipes.rank_process import KEPT_FILE, PARENT
+from ac_recipes.rank_process import KEPT_FILE, PARENT, RUN_FILE
 
 STOP_FILE = "AC_RECIPES_STOP_FILE"
 """Environment variable with the name of a file in which the launcher leaves the number of a signal that it was sent.
@@ -178,9 +178,9 @@ def launch_ranks(arguments: list[str], nproc_per_node: int, nodes: Nodes, invoca
     Raises:
         UsageError: more ranks than GPUs, a node's name that does not resolve, or a rank found that the run does not
             fit.
-        RunInterruptedError: a signal ended the run.
-        RunError: the nodes do not meet; or a rank failed, and the others were ended: the message is that of the first
-            one that failed.
+        RunInterruptedError: a signal ended the run before a rank could say more.
+        RunError: the nodes do not meet; or a rank failed, and the others were ended: the message and the exit code are
+            those of the first one that failed, also where a signal had asked it to end.
     """
     import torch
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -191,6 +191,10 @@ def launch_ranks(arguments: list[str], nproc_per_node: int, nodes: Nodes, invoca
     gpus = torch.cuda.device_count()
     if gpus and nproc_per_node > gpus:
         raise UsageError(f"--nproc-per-node: {nproc_per_node} ranks asked for, but this machine has {gpus} GPUs")
+    if not gpus:
+        # gloo logs what it raises, and we tell that in a line. With GPUs it stays: NCCL's watchdog says more than it
+        # raises.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     # Each rank would otherwise start a thread for every core.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc_per_node)))
     # A rank that waits in a collective for one that is gone does not hear the SIGTERM that is to end it. One that saves
@@ -206,8 +210,8 @@ def launch_ranks(arguments: list[str], nproc_per_node: int, nodes: Nodes, invoca
         _Stop(Path(folder) / "stop", waits_in_torch=nodes.node_rank == 0) as stop,
     ):
         stop_file = stop.file
-        kept_file = Path(folder) / "kept"
-        os.environ |= {STOP_FILE: str(stop_file), KEPT_FILE: str(kept_file)}
+        kept_file, run_file = Path(folder) / "kept", Path(folder) / "run"
+        os.environ |= {STOP_FILE: str(stop_file), KEPT_FILE: str(kept_file), RUN_FILE: str(run_file)}
 
         class Logs(DefaultLogsSpecs):
             def reify(self, envs: dict[int, dict[str, str]]) -> Any:  # torch's launcher calls it as it starts ranks
@@ -231,37 +235,66 @@ def launch_ranks(arguments: list[str], nproc_per_node: int, nodes: Nodes, invoca
             with nodes.meeting():
                 elastic_launch(config, sys.executable)("-m", "ac_recipes", *arguments)
         except ChildFailedError as error:
-            if stop_file.exists():  # before the ranks could be asked: they were starting
-                raise RunInterruptedError(int(stop_file.read_text())) from error
-            rank, failure = _first_failure(error.failures)
-            if failure.exitcode == UsageError.exit_code:
-                raise UsageError(_message(failure)) from error
-            said = f"rank {rank}: {_message(failure)}; the other ranks were ended"
-            if kept_file.exists() and not isinstance(failure.error_file_data.get("message"), dict):  # else it has told
-                said += f"; {kept_file.read_text(encoding='utf-8')}"
-            raise RunError(said) from error
+            asked = int(stop_file.read_text()) if stop_file.exists() else None
+            raise _told(error.failures, asked, lambda: _kept(kept_file, run_file, invocation)) from error
         except SignalException as error:
-            raise RunInterruptedError(error.sigval) from error
+            raise RunInterruptedError(error.sigval, _kept(kept_file, run_file, invocation)) from error
+
+
+def _told(failures: dict[int, Any], asked: int | None, kept: Callable[[], str]) -> UsageError | RunError:
+    """What is to be said of the ranks that failed.
+
+    Args:
+        asked: the signal that asked the ranks to end, if there was one. It ends those that are still starting.
+        kept: what the run goes on from.
+    """
+    rank, failure = _first_failure(failures)
+    message = _left_by(failure)
+    if message is None:
+        if asked is not None and (failure.exitcode > 0 or failure.exitcode == -asked):
+            return RunInterruptedError(asked, kept())
+        return RunError(f"rank {rank}: {_ended(failure)}; the other ranks were ended; {kept()}")
+    kind, _, text = message.partition(": ")
+    if failure.exitcode == UsageError.exit_code:
+        return UsageError(text)
+    is_interrupted = kind == RunInterruptedError.__name__  # as all ranks are
+    error = RunError(text if is_interrupted else f"rank {rank}: {text or kind}; the other ranks were ended")
+    error.exit_code = failure.exitcode
+    return error
+
+
+def _kept(kept_file: Path, run_file: Path, invocation: Invocation) -> str:
+    """What a run goes on from, as a rank has left it; or as it is found in the folder that the ranks have opened."""
+    if kept_file.exists():
+        return kept_file.read_text(encoding="utf-8")
+    from ac_recipes.training.faults import kept_in
+    from ac_recipes.training.run_folder import RunFolder
+
+    run = RunFolder(Path(run_file.read_text(encoding="utf-8"))) if run_file.exists() else None
+    return kept_in(run, invocation)
 
 
 def _first_failure(failures: dict[int, Any]) -> tuple[int, Any]:
     """The rank that failed first, and how. Times are whole seconds, so that ranks which only lost that one may seem to
-    be as early: what they say gives way to a signal and to any other error."""
+    be as early: what they say gives way to a signal and to any other error. One that says nothing gives way as well."""
 
-    def order(rank: int) -> tuple[bool, int]:
-        left = failures[rank].error_file_data.get("message")
-        lost_a_peer = isinstance(left, dict) and str(left["message"]).startswith("LostPeerError")
-        return lost_a_peer, failures[rank].timestamp
+    def order(rank: int) -> tuple[bool, int, bool]:
+        message = _left_by(failures[rank])
+        lost_a_peer = message is not None and message.startswith(LostPeerError.__name__)
+        return lost_a_peer, failures[rank].timestamp, message is None
 
     rank = min(failures, key=order)
     return rank, failures[rank]
 
 
-def _message(failure: Any) -> str:
-    """The text that the failed rank left, or how it ended when it left none."""
+def _left_by(failure: Any) -> str | None:
+    """The error that the failed rank left, its class first; None: it left none."""
     left = failure.error_file_data.get("message")
-    if isinstance(left, dict):
-        return str(left["message"]).partition(": ")[2] or str(left["message"])
+    return str(left["message"]) if isinstance(left, dict) else None
+
+
+def _ended(failure: Any) -> str:
+    """How a rank ended that left no error."""
     if failure.exitcode == -signal.SIGKILL:
         return "ended by SIGKILL, which is how Linux ends a process when the machine is out of memory"
     if failure.exitcode < 0:

@@ -87,6 +87,9 @@ def _problems(
             yield from _part_problems(value, source, name, (*path, name))
         elif annotation is not None and not _may_be(annotation, value):
             yield _expected(annotation, value, (*path, name))
+        elif annotation is not None and "drop" in name and not _may_drop(value):
+            message = f"{short(value)} is no probability to drop: torch takes 0 or more, and less than 1"
+            yield Problem(path=(*path, name), message=message)
         elif annotation is None and name not in right and name not in source.words:
             near = get_close_matches(name, sorted(source.fields.keys() | source.aliases.keys()), n=1)
             yield Problem(
@@ -136,6 +139,14 @@ def _no_architecture(model_type: str, path: KeyPath) -> Problem:
 
 def _expected(what: str, value: object, path: KeyPath) -> Problem:
     return Problem(path=path, message=f"expected {what}, got {type(value).__name__} (value: {short(value)})")
+
+
+def _may_drop(value: object) -> bool:
+    """Whether `value`, of a field such as `attention_dropout` or `drop_path_rate`, could be right: the probabilities of
+    `torch.nn.functional.dropout` and, without 1, of `scaled_dot_product_attention`."""
+    if isinstance(value, list):
+        return all(map(_may_drop, value))
+    return isinstance(value, bool) or not isinstance(value, int | float) or 0 <= value < 1
 
 
 def _may_be(annotation: str, value: object) -> bool:

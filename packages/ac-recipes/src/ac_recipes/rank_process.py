@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,20 +20,33 @@ KEPT_FILE = "AC_RECIPES_KEPT_FILE"
 The launcher is told the errors of those ranks only that failed by themselves, and one that was killed leaves none.
 """
 
+RUN_FILE = "AC_RECIPES_RUN_FILE"
+"""Environment variable with the name of a file in which the ranks leave the name of the run's folder."""
+
 _LAUNCHED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
 def check_environment() -> None:
-    """Refuse an environment that says half of what a launcher says.
+    """Refuse an environment that says half of what a launcher says, or what none says.
 
     Raises:
-        UsageError: naming what is set and what is missing.
+        UsageError: naming what is set, and what is missing or wrong.
     """
     found = _LAUNCHED & os.environ.keys()
     if found & {"RANK", "WORLD_SIZE"} and not is_worker():
         raise UsageError(
             f"the environment has {', '.join(sorted(found))} but not {', '.join(sorted(_LAUNCHED - found))}, so this "
             "is no rank of a launcher such as torchrun; unset them"
+        )
+    if not is_worker():
+        return
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        if not os.environ[name].isdecimal():
+            raise UsageError(f"the environment has {name} {os.environ[name]!r}, which is no number; set or unset it")
+    if int(os.environ["RANK"]) >= int(os.environ["WORLD_SIZE"]):
+        raise UsageError(
+            f"the environment has RANK {os.environ['RANK']}, which is none of WORLD_SIZE {os.environ['WORLD_SIZE']} "
+            "ranks, 0 first; set or unset them"
         )
 
 
@@ -67,16 +81,28 @@ def report_failure(error: BaseException) -> bool:
     """In a rank that our launcher started: leave `error` to the launcher, which shows it once.
 
     Returns:
-        Whether there is such a launcher; if not, the caller shows the error itself.
+        Whether that was done; if not, the caller shows the error itself.
     """
     if not started_by_us():
         return False
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-    if isinstance(error, LostPeerError):
-        Path(os.environ[KEPT_FILE]).write_text(error.kept, encoding="utf-8")
-    get_error_handler().record_exception(error)
+    try:
+        if isinstance(error, LostPeerError):
+            Path(os.environ[KEPT_FILE]).write_text(error.kept, encoding="utf-8")
+        get_error_handler().record_exception(error)
+    except OSError:  # the disk may be full here too, and half of what was to be left cannot be read
+        for name in (KEPT_FILE, "TORCHELASTIC_ERROR_FILE"):
+            Path(os.environ[name]).unlink(missing_ok=True)
+        return False
     return True
+
+
+def leave_run(folder: Path) -> None:
+    """In a rank that our launcher started: tell it the folder of the run."""
+    if started_by_us() and os.environ.get("LOCAL_RANK") == "0":
+        with suppress(OSError):  # it is for the last words alone
+            Path(os.environ[RUN_FILE]).write_text(str(folder), encoding="utf-8")
 
 
 def end_rank(code: int) -> NoReturn:

@@ -20,6 +20,8 @@ def find_recipe(name_or_path: str) -> Path:
     Raises:
         UsageError: there is no such file and no such shipped recipe.
     """
+    if not name_or_path:
+        raise UsageError(f"the name of the recipe is empty; give a file, or one of {', '.join(shipped_names())}")
     path = Path(name_or_path)
     if path.is_file():
         return path

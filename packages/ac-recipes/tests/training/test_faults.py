@@ -33,6 +33,7 @@ def told(tmp_path, tiny):
     run = RunFolder(tmp_path)
     path = run.checkpoints / "step-00000003"
     path.mkdir(parents=True)
+    run.recipe.touch()
     (path / ".metadata").touch()
     write_manifest(Checkpoint(path, 3, 1, None, record_files(path)), path)
     faults = Faults(run, INVOCATION, Ranks(0, 1, torch.device("cpu")), tiny())
@@ -151,6 +152,7 @@ def test_what_is_advised_against_a_loss_that_is_not_finite_is_not_so_yet_and_lea
     )
     path = tmp_path / "checkpoints" / "step-00000002"
     path.mkdir(parents=True)
+    (tmp_path / "recipe.yaml").touch()
     (path / ".metadata").touch()
     write_manifest(Checkpoint(path, 2, 1, None, record_files(path)), path)
     huge = advised("optimizer.lr=1e30", "lr_scheduler.min_lr=0.5e30", step=5)
@@ -171,6 +173,35 @@ def test_faults_are_found_behind_what_torch_makes_of_them():
     assert is_out_of_memory(CheckpointException("save", {0: (MemoryError(), None)}))
     assert not is_disk_full(OSError(errno.EIO, "Input/output error"))
     assert not is_out_of_memory(RuntimeError("shapes do not match"))
+
+
+@pytest.mark.parametrize(("limit", "file"), [(1, "recipe.yaml"), (2**12, "tokenizer.json")])
+def test_a_disk_that_is_full_while_the_run_is_set_up_is_told(tiny, limit, file):
+    """A real failure, of Python's own writing and of that of a library in Rust."""
+    recipe, (soft, hard) = tiny(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(RankError) as caught:
+            train(recipe, "tiny")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert re.fullmatch(
+        rf".*/tiny-\d+-\d+/{file}: File too large, while the run was set up; no checkpoint was written yet\. Make "
+        r"room, and start the run anew",
+        str(caught.value),
+    )
+
+
+def test_words_of_a_full_disk_are_known_whatever_raises_them(told):
+    raised, message = told(type("RustError", (Exception,), {})("Io error: No space left on device (os error 28)"))
+    assert isinstance(raised, RankError)
+    assert message.startswith("Io error: No space left on device (os error 28), in step 4; ")
+
+
+def test_without_its_recipe_no_run_is_said_to_go_on(told, tmp_path):
+    (tmp_path / "recipe.yaml").unlink()
+    _, message = told(OSError(errno.EIO, "Input/output error", "data.jsonl"))
+    assert message.endswith(f"{KEPT}. Once it is mended, start the run anew")
 
 
 def test_memory_that_is_really_not_there_is_told(tiny, monkeypatch):

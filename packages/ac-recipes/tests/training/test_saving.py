@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+from pathlib import Path
 
 import pytest
 import torch.distributed.checkpoint as dcp
@@ -113,6 +114,32 @@ def test_a_write_that_the_system_cuts_off_is_told(tiny, monkeypatch):
         "the size of a file (`ulimit -f`, or the file system's own), and "
         "start the run anew"
     )
+
+
+@pytest.mark.parametrize("then", [None, OSError(errno.EIO, "Input/output error", "data.jsonl")])
+@pytest.mark.parametrize("lost", ["", "recipe.yaml"])
+def test_a_run_whose_folder_is_gone_ends_and_makes_none_anew(tiny, monkeypatch, lost, then):
+    """As it saves, and as it saves what it can after a step that fails."""
+    recipe, microbatches = tiny("step_scheduler.ckpt_every_steps=null", "step_scheduler.val_every_steps=null"), []
+
+    def vanish(self):
+        if self.steps_done == 3:
+            (run,) = Path(recipe.run.dir).iterdir()
+            (run / lost).rename(run.parent.parent / "moved")
+            if then is not None:
+                raise then
+        return microbatches[0](self)
+
+    microbatches.append(Trainer.microbatches)
+    monkeypatch.setattr(Trainer, "microbatches", vanish)
+    monkeypatch.setattr(RunFolder, "write_metrics", lambda *_: None)  # which finds out at the end of the same step
+    with pytest.raises(RunError) as caught:
+        train(recipe, "tiny")
+    assert "the folder of the run was deleted or moved: " in str(caught.value)
+    assert str(caught.value).lower().endswith("start the run anew")
+    left = [file.name for run in Path(recipe.run.dir).iterdir() for file in run.iterdir()]
+    assert "checkpoints" not in left
+    assert bool(left) == bool(lost)
 
 
 def test_a_flipped_bit_is_found_and_the_run_goes_on_from_the_one_before(tiny, capsys):

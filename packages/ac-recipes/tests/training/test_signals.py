@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -111,6 +112,25 @@ def test_a_command_that_was_told_to_stop_hears_no_sigterm_to_its_end(tmp_path, m
     with process_ends_with_run(), stop.listening():
         stop.agreed(ALONE)
     assert signal.getsignal(signal.SIGTERM) is (signal.SIG_IGN if told else term_before)
+
+
+def test_a_run_that_a_second_ctrl_c_ends_says_what_is_kept_and_how_to_go_on(tiny, monkeypatch):
+    microbatches = Trainer.microbatches
+
+    def twice(self):
+        for _ in range(2 if self.steps_done == 2 else 0):
+            os.kill(os.getpid(), signal.SIGINT)
+        return microbatches(self)
+
+    monkeypatch.setattr(Trainer, "microbatches", twice)
+    with pytest.raises(RunInterruptedError) as caught:
+        train(tiny(), "tiny", invocation=Invocation(("train", "my tiny.yaml")))
+    (run,) = Path(tiny().run.dir).iterdir()
+    assert caught.value.exit_code == 130
+    assert str(caught.value) == (
+        f"ended by SIGINT; the newest checkpoint is {run}/checkpoints/step-00000002; go on with: ac-recipes train "
+        f"'my tiny.yaml' --resume {run}"
+    )
 
 
 def test_what_the_launcher_left_is_a_request(tmp_path, monkeypatch):

@@ -136,6 +136,10 @@ def test_resume_refuses_another_text_a_damaged_tokenizer_and_fewer_steps_than_do
     with pytest.raises(UsageError, match=r"tokenizer\.json cannot be read"):
         train(tiny("step_scheduler.max_steps=8"), "tiny", resume=result.run)
     (result.run / "tokenizer.json").write_text(tokenizer)
+    fingerprint = (result.run / "data.sha256").rename(text_file.with_name("moved"))
+    with pytest.raises(UsageError, match=r"data\.sha256 is missing, .* put it back from a copy of the run, or start"):
+        train(tiny("step_scheduler.max_steps=8"), "tiny", resume=result.run)
+    fingerprint.rename(result.run / "data.sha256")
     text_file.write_text(text_file.read_text().replace("square", "SQUARE"))
     with pytest.raises(UsageError, match="is not the data that"):
         train(tiny("step_scheduler.max_steps=8"), "tiny", resume=result.run)

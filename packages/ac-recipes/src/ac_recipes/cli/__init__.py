@@ -6,8 +6,6 @@ traceback. The verbs import torch themselves, so that `--help` is instant.
 
 import argparse
 import json
-import os
-import select
 import signal
 import sys
 from collections.abc import Sequence
@@ -19,6 +17,7 @@ from typing import NoReturn
 
 from ac_recipes import __version__
 from ac_recipes.cli.hints import OVERRIDES_HELP, hint
+from ac_recipes.cli.streams import STANDARD_OUTPUT, give_up, give_up_broken, standard_streams
 from ac_recipes.errors import RunError, RunInterruptedError, UsageError
 from ac_recipes.rank_process import speaks_for_all, started_by_us, told_as
 from ac_recipes.reader import RecipeError, fields_of, split_overrides
@@ -46,28 +45,22 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Where nobody reads on, as in `ac-recipes schema | head`, it is silent."""
-    try:
+    with standard_streams():
         try:
-            return _main(argv)
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        if not _close_broken():
-            raise
-        return _CLOSED_PIPE
-
-
-def _close_broken() -> bool:
-    """Give up those of the standard streams whose reader is gone, so that the end of Python does not complain of what
-    is left in them; whether there was one."""
-    found = False
-    for stream in (sys.stdout, sys.stderr):
-        look = select.poll()
-        look.register(stream.fileno(), 0)  # of errors alone, as of a pipe without a reader, it tells unasked
-        if look.poll(0):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-            found = True
-    return found
+            try:
+                return _main(argv)
+            finally:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            if not give_up_broken():
+                raise
+            return _CLOSED_PIPE
+        except OSError as error:
+            if error.filename != STANDARD_OUTPUT:
+                raise
+            print(f"ac-recipes: {STANDARD_OUTPUT}: {error.strerror}", file=sys.stderr)
+            give_up(sys.stdout)
+            return RunError.exit_code
 
 
 def _main(argv: Sequence[str] | None) -> int:
@@ -94,7 +87,7 @@ def _main(argv: Sequence[str] | None) -> int:
         if as_json and speaks_for_all():
             print(json.dumps({"error": str(error)}))
         return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # `train` says what is kept, once there is a run
         interrupted = RunInterruptedError(signal.SIGINT)
         if not started_by_us():  # a rank is silent: its launcher says it once
             print(f"ac-recipes: {interrupted}", file=sys.stderr)

@@ -86,7 +86,12 @@ def prepare(recipe: "Recipe", run: "RunFolder", ranks: "Ranks", *, resumed: bool
         save_tokenizer(_make_tokenizer(recipe, source), run.path)
         run.fingerprint.write_text(fingerprint)
     ranks.wait()
-    if not run.fingerprint.is_file() or run.fingerprint.read_text() != fingerprint:
+    if not run.fingerprint.is_file():
+        raise UsageError(
+            f"--resume: {run.fingerprint} is missing, so it cannot be told whether the recipe names the data that the "
+            "run was trained on; put it back from a copy of the run, or start a new run"
+        )
+    if run.fingerprint.read_bytes() != fingerprint.encode():
         raise UsageError(f"--resume: the data that the recipe names is not the data that {run.path} was trained on")
     return _prepared(recipe, source, held_out, read_tokenizer(run.path), fingerprint)
 

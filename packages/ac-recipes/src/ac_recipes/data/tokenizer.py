@@ -1,5 +1,7 @@
 """The tokenizer of a run: pretrained, or trained here on the run's own text."""
 
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,8 +54,17 @@ def train_tokenizer(
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Keep the tokenizer in `folder`."""
-    tokenizer.save_pretrained(folder)
+    """Keep the tokenizer in `folder`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:  # tokenizers raises nothing narrower, with the number in the words of Rust
+        if (told := re.search(r"\(os error (\d+)\)", str(error))) is None:
+            raise
+        raise OSError(int(told[1]), os.strerror(int(told[1])), str(folder / "tokenizer.json")) from error
 
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

@@ -2,6 +2,7 @@
 
 import errno
 import re
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -9,10 +10,11 @@ import torch
 from torch.distributed.checkpoint import CheckpointException
 
 from ac_core import ActivationCheckpointingError, RecomputeMismatchError
-from ac_recipes.errors import LostPeerError, RankError, RunError, UsageError
+from ac_recipes.errors import LostPeerError, RankError, RunError, RunInterruptedError, UsageError
 from ac_recipes.invocation import Invocation
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.checkpoint import whole_checkpoints
+from ac_recipes.training.manifest import Checkpoint
 from ac_recipes.training.memory import memory_limit
 from ac_recipes.training.optimizer import warmup_steps
 from ac_recipes.training.ranks import Ranks
@@ -39,15 +41,16 @@ class Faults:
     """Turns what ends a run into a `RunError` that names the remedy. What a run has saved is never touched.
 
     when: what the run is doing, for its last words; whoever goes on to something else says so.
+    run: its folder; None until there is one.
     unsaved: why what was trained since the newest checkpoint could not be saved, where that was tried.
     saved_alone: whether this rank has saved it, after others were lost.
     """
 
-    def __init__(self, run: RunFolder, invocation: Invocation, ranks: Ranks, recipe: Recipe) -> None:
+    def __init__(self, run: RunFolder | None, invocation: Invocation, ranks: Ranks, recipe: Recipe) -> None:
         self.when = "while the run was set up"
         self.unsaved: str | None = None
         self.saved_alone = False
-        self._run = run
+        self.run = run
         self._invocation = invocation
         self._ranks = ranks
         self._recipe = recipe
@@ -57,15 +60,19 @@ class Faults:
         """Around the run.
 
         Raises:
-            RunError: a loss that is not finite.
+            RunError: a loss that is not finite; Ctrl-C.
             RankError: out of memory, a disk that is full, a file that cannot be read; checkpointing that a step has
                 shown not to be what was asked for; another rank is gone. Whatever
                 else is raised is a mistake of the program and goes through with its traceback.
         """
         try:
             yield
-        except (RuntimeError, OSError, MemoryError, UsageError, NotFiniteError) as error:
-            if (known := self.explain(error)) is None:
+        except KeyboardInterrupt as error:
+            raise RunInterruptedError(signal.SIGINT, kept_in(self.run, self._invocation)) from error
+        except Exception as error:
+            is_known = isinstance(error, (RuntimeError, OSError, MemoryError, UsageError, NotFiniteError))
+            # Libraries written in Rust raise nothing narrower than Exception when a disk is full.
+            if not (is_known or is_disk_full(error)) or (known := self.explain(error)) is None:
                 raise
             raise known from error
 
@@ -95,28 +102,26 @@ class Faults:
         self.when = f"while the checkpoint of step {step} was written"
         if (known := self.explain(error)) is not None:
             return known
+        assert self.run is not None
         return RunError(
-            f"the checkpoint of step {step} cannot be written to {self._run.checkpoints}: {reason_of(error)}; "
+            f"the checkpoint of step {step} cannot be written to {self.run.checkpoints}: {reason_of(error)}; "
             f"{self.kept()}. Once it is mended, {self.go_on()}"
         )
 
     def kept(self) -> str:
         """The newest checkpoint that a run can go on from."""
-        saved = whole_checkpoints(self._run.checkpoints)
-        newest = f"the newest checkpoint is {saved[-1].path}" if saved else "no checkpoint was written yet"
+        newest = _newest(self.run)
         return newest if self.unsaved is None else f"{newest} (the steps since could not be saved: {self.unsaved})"
 
     def go_on(self, settings: Mapping[str, object] | None = None) -> str:
         """How to go on from there, with `settings` in place of the run's."""
-        if not whole_checkpoints(self._run.checkpoints):
-            return "start the run anew"
-        return f"go on with: {self._invocation.resume(self._run.path, settings)}"
+        return _go_on(self.run, self._invocation, settings)
 
     def _not_finite(self, error: NotFiniteError) -> str:
         """The command goes on with a smaller learning rate: the same one would lead to the same step."""
         remedies, settings = _calmer(self._recipe, error.step)
         said = f"{error}; {self.kept()}. Try {remedies}; {self.go_on(settings)}"
-        saved = whole_checkpoints(self._run.checkpoints)
+        saved = _saved(self.run)
         if not saved:
             return said
         why = "is of the step just before and " if saved[-1].step == error.step - 1 else ""
@@ -141,6 +146,26 @@ class Faults:
             f"out of memory {where} ({limit / _GIB:.1f} GiB), {self.when}: {reason_of(error)}; {self.kept()}. Find "
             f"what fits with: {self._invocation.plan(limit)}; then {self.go_on()}"
         )
+
+
+def kept_in(run: RunFolder | None, invocation: Invocation) -> str:
+    """What the run in that folder, if there is one yet, goes on from, and the command for it."""
+    return f"{_newest(run)}; {_go_on(run, invocation)}"
+
+
+def _newest(run: RunFolder | None) -> str:
+    saved = _saved(run)
+    return f"the newest checkpoint is {saved[-1].path}" if saved else "no checkpoint was written yet"
+
+
+def _go_on(run: RunFolder | None, invocation: Invocation, settings: Mapping[str, object] | None = None) -> str:
+    if run is None or not _saved(run) or not run.recipe.exists():
+        return "start the run anew"
+    return f"go on with: {invocation.resume(run.path, settings)}"
+
+
+def _saved(run: RunFolder | None) -> list[Checkpoint]:
+    return [] if run is None else whole_checkpoints(run.checkpoints)
 
 
 def _calmer(recipe: Recipe, step: int) -> tuple[str, dict[str, float]]:
@@ -202,6 +227,8 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def reason_of(error: BaseException) -> str:
     """What went wrong in one line: in the system's words, with the file, if a system call is what failed."""
+    if isinstance(error, RunError):
+        return str(error).partition(". ")[0]
     chain = list(causes(error))
     if failed := next((each for each in chain if isinstance(each, OSError) and each.strerror), None):
         return f"{failed.filename}: {failed.strerror}" if failed.filename else str(failed.strerror)

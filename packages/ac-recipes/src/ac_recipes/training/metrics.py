@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ac_recipes.errors import RunError
 from ac_recipes.trackers import Tracker
 from ac_recipes.training.console import GIB, RunConsole
 from ac_recipes.training.ranks import Ranks
@@ -51,13 +52,13 @@ class MetricsLog:
         """Around a run: no line is left unwritten. Those that cannot be written when it ends are printed.
 
         Raises:
-            OSError: there are such lines, of a run that has not failed otherwise.
+            OSError, RunError: there are such lines, of a run that has not failed otherwise.
         """
         try:
             yield
             self.write()
         except BaseException:
-            with suppress(OSError):
+            with suppress(OSError, RunError):
                 self.write()
             for line in self.unwritten:
                 self.console.line(f"not in {self.run_folder.metrics}: {json_line(line)}")
@@ -68,7 +69,7 @@ class MetricsLog:
         this is done before one is saved.
 
         Raises:
-            OSError: they still cannot.
+            OSError, RunError: they still cannot.
         """
         if self.unwritten:
             self.run_folder.write_metrics(*self.unwritten)

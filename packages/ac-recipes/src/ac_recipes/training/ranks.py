@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from ac_recipes.errors import RankError
 from ac_recipes.rank_process import is_worker
 
 T = TypeVar("T")
@@ -76,14 +77,25 @@ def local_device() -> torch.device:
 
 
 def ranks_here() -> Ranks:
-    """This process among the ranks of the process group; where a launcher announces one, it is made."""
+    """This process among the ranks of the process group; where a launcher announces one, it is made.
+
+    Raises:
+        RankError: the others cannot be met.
+    """
     device = local_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         if not is_worker() or os.environ["WORLD_SIZE"] == "1":
             return Ranks(0, 1, device)
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        try:
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        except RuntimeError as error:  # gloo's are no narrower
+            where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            raise RankError(
+                f"cannot meet the other ranks at {where}: {str(error).partition(chr(10))[0]}; another rank has ended "
+                "and says why, or MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE do not fit"
+            ) from error
     return Ranks(dist.get_rank(), dist.get_world_size(), device)
 
 

@@ -3,12 +3,15 @@
 import json
 import os
 import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ac_recipes.errors import UsageError
+from ac_recipes.errors import RunError, UsageError
 from ac_recipes.reader import dump
 from ac_recipes.recipe import Recipe
 from ac_recipes.training.checkpoint import whole_checkpoints
@@ -28,6 +31,7 @@ class RunFolder:
 
         Raises:
             UsageError: it cannot be made.
+            OSError: the recipe cannot be written; the folder is gone again.
         """
         stem = f"{name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
         for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
@@ -42,14 +46,18 @@ class RunFolder:
                 raise UsageError(f"run.dir: cannot make a folder in {parent}: {error.strerror or error}") from error
             break
         run = cls(path)
-        run.write_recipe(recipe)
+        try:
+            run.write_recipe(recipe)
+        except OSError:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
         return run
 
     @classmethod
     def newest(cls, parent: Path, name: str) -> "RunFolder | None":
         """The newest run of this recipe that has a whole checkpoint."""
         pattern = re.compile(re.escape(name) + r"-\d{8}-\d{6}(-\d+)?")
-        runs = [path for path in parent.glob("*") if pattern.fullmatch(path.name)]
+        runs = [path for path in parent.glob("*") if pattern.fullmatch(path.name) and path.is_dir()]
         runs.sort(key=lambda path: path.stat().st_mtime, reverse=True)
         return next((cls(path) for path in runs if whole_checkpoints(path / "checkpoints")), None)
 
@@ -85,6 +93,19 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    def check_there(self) -> None:
+        """Before anything is written into it: a folder that was deleted or moved is not made anew, as nothing could go
+        on from what would then be in it.
+
+        Raises:
+            RunError: it is gone, or its recipe is.
+        """
+        if not self.recipe.exists():
+            raise RunError(
+                f"the folder of the run was deleted or moved: {self.recipe} is gone, and without it nothing could go "
+                "on from what would be saved there. Start the run anew"
+            )
+
     def write_recipe(self, recipe: Recipe) -> None:
         """Keep the recipe with every default and override resolved, in place of an earlier one."""
         _replace(self.recipe, dump(recipe))
@@ -94,7 +115,9 @@ class RunFolder:
 
         Raises:
             OSError: they cannot be written.
+            RunError: as `check_there`.
         """
+        self.check_there()
         _append(self.metrics, *lines)
 
     def write_session(self, values: dict[str, Any]) -> None:
@@ -129,7 +152,7 @@ def json_line(values: dict[str, Any]) -> str:
 
 def _append(path: Path, *lines: dict[str, Any]) -> None:
     left = "".join(json_line(line) + "\n" for line in lines).encode()
-    with path.open("ab", buffering=0) as file:
+    with _named(path), path.open("ab", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         try:
             while left:
@@ -142,8 +165,18 @@ def _append(path: Path, *lines: dict[str, Any]) -> None:
 def _replace(path: Path, text: str) -> None:
     # Written beside and renamed, so that a kill leaves the old file or the new one.
     partial = path.with_name(f"{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
+    with _named(path), partial.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
     partial.rename(path)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """An error of a write names the file, as one of opening does."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise

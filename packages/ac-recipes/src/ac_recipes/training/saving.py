@@ -26,6 +26,7 @@ from ac_recipes.training.console import RunConsole
 from ac_recipes.training.faults import Faults, reason_of
 from ac_recipes.training.manifest import Checkpoint, damage
 from ac_recipes.training.ranks import Ranks
+from ac_recipes.training.run_folder import RunFolder
 
 
 @dataclass(kw_only=True)
@@ -48,8 +49,9 @@ class Saver:
         """Write the checkpoint of `step`, then delete those that it supersedes.
 
         Raises:
-            RunError: it cannot be written; the older ones are kept.
+            RunError: it cannot be written, or the run's folder is gone; the older ones are kept.
         """
+        RunFolder(self.folder.parent).check_there()
         state = RunState.of(self.model, self.optimizer)
         try:
             with self._whole_or_absent(step, self.ranks):
@@ -67,14 +69,16 @@ class Saver:
         communicate.
 
         Raises:
-            CheckpointException, OSError, RuntimeError, MemoryError: it cannot be written.
+            CheckpointException, OSError, RuntimeError, MemoryError: it cannot be written, or the run's folder is gone.
         """
+        RunFolder(self.folder.parent).check_there()
         with self._whole_or_absent(step, ranks):
             save_checkpoint(self.folder, step, state, ranks)
         self.newest = step
 
     def rescue_alone(self, step: int, state: RunState) -> None:
         """As `rescue`, by a rank that has the whole state and can communicate with no other."""
+        RunFolder(self.folder.parent).check_there()
         save_alone(self.folder, step, state, self.ranks.device)
         self.newest = step
 

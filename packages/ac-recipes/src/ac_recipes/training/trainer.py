@@ -19,6 +19,7 @@ from ac_recipes.invocation import Invocation
 from ac_recipes.lora import save_adapter
 from ac_recipes.parallel.data import no_gradient_exchange
 from ac_recipes.parallel.gradients import clip_grad_norm
+from ac_recipes.rank_process import leave_run
 from ac_recipes.recipe import Recipe
 from ac_recipes.trackers import open_trackers
 from ac_recipes.training.batches import BatchPlan, GlobalOrder, check_filled, limited
@@ -36,6 +37,7 @@ from ac_recipes.training.ranks import Ranks, joined_ranks
 from ac_recipes.training.rescue import LastStep, Rescue
 from ac_recipes.training.resume import go_on, open_run
 from ac_recipes.training.rng import seed_step
+from ac_recipes.training.run_folder import RunFolder
 from ac_recipes.training.run_lock import alone_in
 from ac_recipes.training.saving import Saver
 from ac_recipes.training.settings import settings_table
@@ -66,12 +68,13 @@ def train(
     invocation = invocation or Invocation(("train", name))
     with joined_ranks() as ranks, ExitStack() as stack:
         console = RunConsole(silent=not ranks.is_first, to_stderr=to_stderr)
+        faults = Faults(None if resume is None else RunFolder(resume), invocation, ranks, recipe)
+        stack.enter_context(faults.explained())
         plan = preflight(recipe, ranks.world_size)
         recipe = recipe_to_train(recipe, ranks)
-        run = open_run(recipe, name, resume, ranks, console)
+        faults.run = run = open_run(recipe, name, resume, ranks, console)
         stack.enter_context(alone_in(run, ranks, console))
-        faults = Faults(run, invocation, ranks, recipe)
-        stack.enter_context(faults.explained())
+        leave_run(run.path)
         data = prepare(recipe, run, ranks, resumed=resume is not None)
         check_filled(recipe.step_scheduler, len(data.train))
         model, frozen = trainable_model(recipe, data, ranks.device)
@@ -125,6 +128,7 @@ def train(
             resumed=resumed,
         )
         result = loop.run()
+        run.check_there()
         if recipe.peft is not None:
             save_adapter(model, recipe.peft, recipe.model.pretrained_model_name_or_path, run.adapter, ranks)
         return result
