@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from ac_recipes.errors import UsageError
 from ac_recipes.hub import check_hub
 from ac_recipes.model_class import auto_class
+from ac_recipes.their_words import said
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -141,10 +142,7 @@ def _load(from_pretrained: Callable[..., T], name: str, field: str, **options: A
     except Exception as error:
         if found.gguf_file is not None and isinstance(error, ImportError):
             raise UsageError(
-                f"{field}: a GGUF file needs more libraries; pip install 'ac-recipes[gguf]' ({_line(error)})"
+                f"{field}: a GGUF file needs more libraries; pip install 'ac-recipes[gguf]' ({said(error, 240)})"
             ) from error
-        raise UsageError(f"{field}: transformers cannot load {name}: {_line(error)}") from error
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:240]
+        whole = "" if isinstance(error, OSError) else "; is it whole, as save_pretrained writes it?"
+        raise UsageError(f"{field}: transformers cannot load {name}: {said(error, 240)}{whole}") from error

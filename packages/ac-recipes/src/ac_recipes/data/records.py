@@ -159,9 +159,10 @@ def _json_file(name: str, data: bytes) -> Iterator[Record | Fault]:
             try:
                 yield from (Record(f"{name}:{where}", fields) for where, fields in squad.flatten(document))
             except (KeyError, TypeError) as error:
-                yield Fault(f"{name}:1", f"is not in SQuAD's layout: {error!r}")
+                what = f"a part of it has no key {error}" if isinstance(error, KeyError) else "a part of it is no mapping"
+                yield Fault(f"{name}:1", f"is not in SQuAD's layout {squad.LAYOUT}: {what}")
         else:
-            yield Fault(f"{name}:1", "expected a list of records, or SQuAD's layout {data: [{paragraphs: ...}]}")
+            yield Fault(f"{name}:1", f"expected a list of records, or SQuAD's layout {squad.LAYOUT}")
 
 
 def _list_items(name: str, text: str) -> Iterator[Record | Fault]:
