@@ -3,11 +3,16 @@
 import re
 from typing import Any
 
+import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from ac_recipes.errors import UsageError
 
 _GENERATION_BLOCK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+class TemplateError(UsageError):
+    """The chat template itself is missing or broken, whatever the messages."""
 
 
 def encode_messages(
@@ -20,7 +25,8 @@ def encode_messages(
     the end of those words and the beginning of the turn does not count.
 
     Raises:
-        UsageError: the template refuses the conversation, or changes earlier turns when later ones are added.
+        TemplateError: the template is broken.
+        UsageError: it refuses the conversation, or changes earlier turns when later ones are added.
     """
     template = tokenizer.chat_template
     if isinstance(template, str) and _GENERATION_BLOCK.search(template):
@@ -58,4 +64,8 @@ def _render(tokenizer: PreTrainedTokenizerBase, messages: list[Any], tools: list
         return tokenizer.apply_chat_template(messages, tools=tools, **{"tokenize": False, **options})
     except Exception as error:  # a template is a program and may raise anything
         reason = " ".join(str(error).split())[:200]
+        if isinstance(error, jinja2.TemplateSyntaxError):
+            raise TemplateError(
+                f"tokenizer.chat_template: the template is broken in line {error.lineno}: {reason}"
+            ) from error
         raise UsageError(f"the chat template does not take these messages: {reason}") from error

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-
 LAYOUT = "{data: [{paragraphs: [{context, qas: [{question, answers}]}]}]}"
 """Of its files."""
 

@@ -168,8 +168,8 @@ def attach_loss(model: nn.Module, config: LossConfig) -> HeadLoss:
             output = model.eval()(input_ids=ids, use_cache=False)
     except Exception as error:
         raise UsageError(
-            f"model.config: this {name} does not run: it was tried on two texts of four tokens, and {said(error)}; sizes "
-            "among its fields do not fit one another; mend them, or leave them out for transformers' defaults"
+            f"model.config: this {name} does not run: it was tried on two texts of four tokens, and {said(error)}; "
+            "sizes among its fields do not fit one another; mend them, or leave them out for transformers' defaults"
         ) from error
     finally:
         handle.remove()
