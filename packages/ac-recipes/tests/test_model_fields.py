@@ -59,6 +59,10 @@ def check(file, *settings):
         ("dataset={kind: digits}", "dataset.kind 'digits' can be shown to smolvlm and idefics3, not to llama"),
         ("distributed.activation_checkpointing_scope=vision", "scope: 'vision': Llama is a language model and has no"),
         ("distributed.activation_checkpointing={scope: [audio]}", "checkpointing.scope: 'audio': Llama is a language"),
+        (
+            "distributed.activation_checkpointing={policy: selective, save: [attention, router]}",
+            "distributed.activation_checkpointing.save: 'router' matches no call of Llama, which has no experts; leave",
+        ),
         ("distributed.ep_size=2", "distributed.ep_size: 2: Llama has no experts to share out; leave it at 1"),
         ("distributed.tp_size=3", "distributed.tp_size: 3 ranks cannot share out num_attention_heads 4 equally"),
         ("model.config.max_position_embeddings=8", "dataset.sequence_length: 16 tokens are more than the 8 positions"),
