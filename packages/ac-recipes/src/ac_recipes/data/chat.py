@@ -3,7 +3,6 @@
 import re
 from typing import Any
 
-import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from ac_recipes.errors import UsageError
@@ -64,8 +63,7 @@ def _render(tokenizer: PreTrainedTokenizerBase, messages: list[Any], tools: list
         return tokenizer.apply_chat_template(messages, tools=tools, **{"tokenize": False, **options})
     except Exception as error:  # a template is a program and may raise anything
         reason = " ".join(str(error).split())[:200]
-        if isinstance(error, jinja2.TemplateSyntaxError):
-            raise TemplateError(
-                f"tokenizer.chat_template: the template is broken in line {error.lineno}: {reason}"
-            ) from error
+        if type(error).__name__ == "TemplateSyntaxError":  # of jinja2, which is transformers' to import
+            line = getattr(error, "lineno", "?")
+            raise TemplateError(f"tokenizer.chat_template: the template is broken in line {line}: {reason}") from error
         raise UsageError(f"the chat template does not take these messages: {reason}") from error
