@@ -33,6 +33,7 @@ def test_an_unknown_architecture(tiny_file):
         ("model.config.dtype=bfloat16", "model.config.dtype: set model.dtype instead"),
         ("model.config={model_type: gpt2, n_embd: 64, hidden_size: 32}", "'hidden_size' is another name of 'n_embd'"),
         ("model.config.max_position_embeddings=8", "dataset.sequence_length: 16 tokens are more than the 8 positions"),
+        ("model.config.rms_norm_eps=1", "rms_norm_eps: expected float, got int (value: 1); write it with a point: 1.0"),
         ("dataset.text=[gone.txt]", "dataset.text[0]: cannot read gone.txt: No such file"),
     ],
 )

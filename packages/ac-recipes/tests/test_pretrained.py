@@ -146,6 +146,13 @@ def test_a_folder_that_holds_no_model_is_one_line(finetune, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def test_files_that_transformers_stumbles_over_are_told_with_what_was_tried(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizerFast"}')
+    with pytest.raises(UsageError, match=r"^tokenizer: transformers cannot load .*: it (looked for '|stopped with)"):
+        load_tokenizer(str(tmp_path), "tokenizer")
+
+
 def test_smollm2_knows_the_capital_of_france():
     pytest.importorskip("gguf")
     try:

@@ -16,7 +16,7 @@ from ac_recipes.reader.nodes import MapNode, place_at
 from ac_recipes.reader.structure import Structurer
 from ac_recipes.recipe import Recipe
 from ac_recipes.shipped import find_recipe
-from ac_recipes.source_checks import scope_problems, source_problems
+from ac_recipes.source_checks import checkpointing_problems, source_problems
 
 
 def load_recipe(name_or_path: str, overrides: Sequence[Override] = (), *, quick: bool = False) -> Recipe:
@@ -50,7 +50,7 @@ def load_translated(
         else:
             yield from check_model_config(recipe)
             yield from check_fit(recipe)
-            yield from scope_problems(recipe)
+            yield from checkpointing_problems(recipe)
 
     try:
         recipe = read_recipe(

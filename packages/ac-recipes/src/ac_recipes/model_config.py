@@ -14,6 +14,7 @@ from ac_recipes.model_fields import check_length
 from ac_recipes.reader import Problem
 from ac_recipes.reader.mistakes import KeyPath
 from ac_recipes.recipe import Recipe
+from ac_recipes.their_words import said
 
 
 def check_model_config(recipe: Recipe) -> Iterator[Problem]:
@@ -116,10 +117,15 @@ def _refused(error: Exception, kind: Any, fields: dict[str, Any], path: KeyPath)
     text = " ".join(str(error).split())
     field = re.match(r"Validation error for field '(\w+)': \w+: (.*)", text)
     if field:
-        said = re.sub(r"^Field '\w+' ", "", field[2])
-        return Problem(path=(*path, field[1]), message=said)
-    said = re.sub(r"^Class validation error for validator '\w+': \w+: ", "", text)
-    return Problem(path=path, message=said[:400])
+        told = re.sub(r"^Field '\w+' ", "", field[2])
+        whole = re.fullmatch(r"expected float, got int \(value: (-?\d+)\)", told)
+        remedy = f"; write it with a point: {whole[1]}.0" if whole else ""
+        return Problem(path=(*path, field[1]), message=told + remedy)
+    if text.startswith("Class validation error"):
+        told = re.sub(r"^Class validation error for validator '\w+': \w+: ", "", text)[:400]
+    else:
+        told = f"transformers cannot take these fields together: {said(error)}; mend the field that it names, if any"
+    return Problem(path=path, message=told)
 
 
 def _class_of_part(whole: Any, name: str, part: Any, given: dict[str, Any]) -> Any:

@@ -13,6 +13,7 @@ from ac_recipes.errors import UsageError
 from ac_recipes.extras import install, install_extra
 from ac_recipes.hub import check_hub
 from ac_recipes.model_class import auto_class
+from ac_recipes.their_words import said
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -143,10 +144,7 @@ def _load(from_pretrained: Callable[..., T], name: str, field: str, **options: A
     except Exception as error:
         if found.gguf_file is not None and isinstance(error, ImportError):
             raise UsageError(
-                f"{field}: a GGUF file needs more libraries; {install_extra('gguf')} ({_line(error)})"
+                f"{field}: a GGUF file needs more libraries; {install_extra('gguf')} ({said(error, 240)})"
             ) from error
-        raise UsageError(f"{field}: transformers cannot load {name}: {_line(error)}") from error
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:240]
+        whole = "" if isinstance(error, OSError) else "; is it whole, as save_pretrained writes it?"
+        raise UsageError(f"{field}: transformers cannot load {name}: {said(error, 240)}{whole}") from error

@@ -27,7 +27,7 @@ def source_problems(recipe: Recipe) -> Iterator[Problem]:
         return
     source = source_of(fields["model_type"])
     yield from _images(recipe, source, fields)
-    yield from scope_problems(recipe)
+    yield from checkpointing_problems(recipe)
     part, given = _language(source, fields)
     if part is not None:
         values = SimpleNamespace(**_values(part, given))
@@ -52,12 +52,26 @@ def _images(recipe: Recipe, source: ConfigSource, fields: dict[str, Any]) -> Ite
         yield from layout_problems(recipe, *sizes)
 
 
-def scope_problems(recipe: Recipe) -> Iterator[Problem]:
-    """A scope of checkpointing that names no part of a language model."""
+def checkpointing_problems(recipe: Recipe) -> Iterator[Problem]:
+    """A scope of checkpointing that names no part of the model, and a router to be kept where there are no experts."""
     fields, asked = recipe.model.config, recipe.distributed.checkpointing
     if fields is None or fields["model_type"] not in architectures():
         return
     source = source_of(fields["model_type"])
+    yield from _scope(recipe, source)
+    part, _ = _language(source, fields)
+    if part is None or source.parts or not asked.strict or "router" not in (asked.save or ()):
+        return
+    if not any("expert" in name or "moe" in name for name in (*part.fields, *part.aliases)):
+        named = part.kind.removesuffix("Config")
+        yield Problem(
+            path=("distributed", "activation_checkpointing", "save"),
+            message=f"'router' matches no call of {named}, which has no experts; leave it out",
+        )
+
+
+def _scope(recipe: Recipe, source: ConfigSource) -> Iterator[Problem]:
+    asked = recipe.distributed.checkpointing
     parts = (asked.scope,) if isinstance(asked.scope, str) else asked.scope
     if source.parts or asked.policy == "none" or not asked.strict or {"all", "language"} & set(parts):
         return

@@ -53,9 +53,20 @@ def test_every_token_counts_if_asked(base_tokenizer):
     assert all(example.counted)
 
 
-def test_messages_without_a_template_are_refused_at_their_place(base_tokenizer, talk):
-    with pytest.raises(DataError, match=r"^x:7: messages need a chat template, .*tokenizer\.chat_template"):
-        encode_records([Record("x:7", {"messages": talk})], base_tokenizer, config())
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [(None, "messages need a chat template"), ("{{ 'a' }}\n{% for %}", "the template is broken in line 2: ")],
+)
+def test_a_template_that_is_missing_or_broken_is_told_once_and_of_no_record(base_tokenizer, talk, template, told):
+    base_tokenizer.chat_template = template
+    try:
+        with pytest.raises(UsageError) as caught:
+            encode_records([Record(f"x:{n}", {"messages": talk}) for n in range(9)], base_tokenizer, config())
+    finally:
+        base_tokenizer.chat_template = None
+    assert str(caught.value).startswith(f"tokenizer.chat_template: {told}")
+    assert "x:" not in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 LONG = [

@@ -29,7 +29,11 @@ def read(*files, **options):
         ({"instruction": "a", "output": "b"}, "2: has the keys 'instruction', 'output'; a record has {messages} or"),
         ({}, "2: has the keys none; a record has"),
         ({"messages": []}, "2: 'messages' is not a list of messages"),
-        ({"messages": [{"content": "a"}]}, "2: message 1 has no 'role'"),
+        ({"messages": [{"content": "a"}]}, "2: message 1 has no 'role'; it has 'content', and a message is {role, "),
+        (
+            {"messages": [{"from": "gpt", "value": "a"}]},
+            "2: message 1 has no 'role'; it has 'from', 'value', and a message is {role, content}: write 'from'",
+        ),
         ({"messages": [{"role": "assistant", "content": [1]}]}, "2: 'content' of message 1 is not text"),
         ({"messages": [{"role": "user", "content": "a"}]}, "2: no message has the role 'assistant'"),
         ({"context": "c", "question": "q", "answers": {"text": []}}, "2: has no answer in 'answers'"),
@@ -45,7 +49,7 @@ def test_a_bad_record_is_told_by_file_and_line(jsonl, line, told):
 
 def test_all_bad_records_are_counted_and_the_first_twenty_told(jsonl):
     with pytest.raises(DataError) as caught:
-        read(jsonl(*[{"prompt": "a"}] * 30))
+        read(jsonl(*[{f"k{n}": n} for n in range(30)]))
     lines = str(caught.value).splitlines()
     assert len(lines) == 21
     assert lines[-1] == "... and 10 more like these"
@@ -60,6 +64,16 @@ def test_an_empty_file_and_one_that_is_not_there(jsonl, tmp_path):
     (tmp_path / "folder.jsonl").mkdir()
     with pytest.raises(UsageError, match="cannot read .*: Is a directory"):
         read(str(tmp_path / "folder.jsonl"))
+
+
+def test_one_mistake_in_many_records_is_one_line(jsonl):
+    file = jsonl(*[{"prompt": "a"}] * 30, {"conversations": [{"from": "gpt", "value": "a"}]}, GOOD)
+    with pytest.raises(DataError) as caught:
+        read(file)
+    of_all, other = str(caught.value).splitlines()
+    assert of_all == f"{file}:1: has 'prompt' but no 'completion'; the same of 29 more records, up to {file}:30"
+    assert other.startswith(f"{file}:31: has the keys 'conversations'; ")
+    assert other.endswith("(dataset.column_mapping renames keys: {messages: conversations})")
 
 
 def test_blank_lines_a_byte_order_mark_and_windows_line_ends_are_fine(jsonl):
@@ -108,7 +122,7 @@ def test_squad_s_own_layout(tmp_path):
     with pytest.raises(DataError, match=r"dev\.json:data\[0\]\.paragraphs\[0\]\.qas\[1\]: has no answer"):
         read(str(file))
     file.write_text('{"data": [{"paragraphs": 3}]}')
-    with pytest.raises(DataError, match=r"dev\.json:1: is not in SQuAD's layout"):
+    with pytest.raises(DataError, match=r"dev\.json:1: is not in SQuAD's layout \{data.*\}: a part of it is no"):
         read(str(file))
 
 

@@ -37,8 +37,8 @@ def test_a_batch_can_be_changed_and_the_windows_stay(documents, base_tokenizer):
 
 
 def test_text_that_is_too_short_is_refused(base_tokenizer):
-    with pytest.raises(UsageError, match=r"dataset\.text: \d+ tokens are too few .* 64 tokens"):
-        cut_windows(["hello"], base_tokenizer, TextDatasetConfig(sequence_length=64))
+    with pytest.raises(UsageError, match=r"dataset\.text: a, b, c, \.\.\.: \d+ tokens, too few .* 64 tokens"):
+        cut_windows(["hello"], base_tokenizer, TextDatasetConfig(text=tuple("abcd"), sequence_length=64))
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):

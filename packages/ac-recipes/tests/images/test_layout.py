@@ -31,6 +31,10 @@ def test_tokens_of_an_image(vlm):
         ),
         (["model.config.text_config.model_type=lama"], "model.config.text_config.model_type: transformers has no"),
         (["model.config.text_config.max_position_embeddings=16"], "dataset.sequence_length: 32 tokens are more than"),
+        (
+            ["model.config.text_config.num_hidden_layers=2.5"],
+            "command line:1:1: model.config.text_config.num_hidden_layers: expected int, got float (value: 2.5)",
+        ),
         (["dataset.kind=digts"], "did you mean 'digits'?"),
         (["dataset.text=pydoc_topics"], "dataset.text: "),
         (["dataset.sequence_length=0"], "dataset.sequence_length: 0 is below 1"),

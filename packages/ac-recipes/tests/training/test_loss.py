@@ -97,6 +97,13 @@ def test_a_model_that_sees_the_token_it_is_to_predict_is_refused():
     attach_loss(build("bert", is_decoder=True), LossConfig())
 
 
+def test_a_model_that_does_not_run_is_told_with_what_was_tried():
+    model = build()
+    model.model.norm = torch.nn.Linear(3, 3)
+    with pytest.raises(UsageError, match=r"^model\.config: .* two texts of four tokens, and it stopped with Runtime"):
+        attach_loss(model, LossConfig())
+
+
 def test_a_head_with_a_forward_of_its_own_is_refused():
     class ScaledHead(torch.nn.Linear):
         def forward(self, x):

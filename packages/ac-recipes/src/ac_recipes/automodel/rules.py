@@ -48,7 +48,7 @@ class Translation:
 
     def keep(self, key: str, entry: Entry) -> None:
         """Take over a section of our own words as it is."""
-        self.entries[key] = (entry.key_place, entry.node)
+        self._set((key,), entry, entry.node)
 
     def put(self, path: KeyPath, entry: Entry) -> None:
         """Set the value at `path`. Given twice, under two names, is a mistake; so is one from the environment, which
@@ -58,6 +58,9 @@ class Translation:
             self.log.add(place, where, "AutoModel takes this from the environment; write the value itself")
         if from_environment:
             entry = Entry(entry.key_place, RefusedNode(entry.node.place))
+        self._set(path, entry, _null_word(path[-1], entry.node) if self.null_words else entry.node)
+
+    def _set(self, path: KeyPath, entry: Entry, node: Node) -> None:
         section = self.open(path[:-1], entry)
         if section is None:
             self.log.add(entry.key_place, path, f"cannot be set: {show_path(path[:-1])} is no mapping here")
@@ -68,7 +71,6 @@ class Translation:
                 return
             self.log.add(entry.key_place, path, f"is given twice; line {place.line} says it too")
             return
-        node = _null_word(path[-1], entry.node) if self.null_words else entry.node
         section[path[-1]] = (entry.key_place, node)
 
     def open(self, path: KeyPath, entry: Entry) -> dict[str, tuple[Place, object]] | None:

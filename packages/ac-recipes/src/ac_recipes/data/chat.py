@@ -10,6 +10,10 @@ from ac_recipes.errors import UsageError
 _GENERATION_BLOCK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
+class TemplateError(UsageError):
+    """The chat template itself is missing or broken, whatever the messages."""
+
+
 def encode_messages(
     messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, tools: list[Any] | None = None
 ) -> tuple[list[int], list[bool]]:
@@ -20,7 +24,8 @@ def encode_messages(
     the end of those words and the beginning of the turn does not count.
 
     Raises:
-        UsageError: the template refuses the conversation, or changes earlier turns when later ones are added.
+        TemplateError: the template is broken.
+        UsageError: it refuses the conversation, or changes earlier turns when later ones are added.
     """
     template = tokenizer.chat_template
     if isinstance(template, str) and _GENERATION_BLOCK.search(template):
@@ -58,4 +63,7 @@ def _render(tokenizer: PreTrainedTokenizerBase, messages: list[Any], tools: list
         return tokenizer.apply_chat_template(messages, tools=tools, **{"tokenize": False, **options})
     except Exception as error:  # a template is a program and may raise anything
         reason = " ".join(str(error).split())[:200]
+        if type(error).__name__ == "TemplateSyntaxError":  # of jinja2, which is transformers' to import
+            line = getattr(error, "lineno", "?")
+            raise TemplateError(f"tokenizer.chat_template: the template is broken in line {line}: {reason}") from error
         raise UsageError(f"the chat template does not take these messages: {reason}") from error

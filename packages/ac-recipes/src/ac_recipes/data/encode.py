@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from ac_recipes.data import squad
-from ac_recipes.data.chat import encode_messages
+from ac_recipes.data.chat import TemplateError, encode_messages
 from ac_recipes.data.config import RecordsDatasetConfig
 from ac_recipes.data.records import DataError, Fault, Record
 from ac_recipes.data.shapes import shape_of
@@ -33,6 +33,7 @@ def encode_records(
     """Tokenize `records`; those longer than `sequence_length` inputs become what `truncation` says.
 
     Raises:
+        TemplateError: the chat template is missing or broken, which no record can help.
         DataError: with the place of every record that cannot be tokenized, has no token that counts or is too long.
         UsageError: none is left.
     """
@@ -43,6 +44,8 @@ def encode_records(
     for record in records:
         try:
             encoded = encode(record.fields, tokenizer)
+        except TemplateError:
+            raise
         except UsageError as error:
             faults.append(Fault(record.place, str(error)))
             continue
@@ -83,15 +86,16 @@ def encode(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Encode
     conversation begins and ends with is up to its chat template.
 
     Raises:
-        UsageError: the tokenizer has no chat template, or it cannot take these messages.
+        TemplateError: the tokenizer has no chat template, or a broken one.
+        UsageError: the template cannot take these messages.
     """
     shape = shape_of(fields)
     if shape == "squad" and tokenizer.chat_template is not None:
         return Encoded(*encode_messages(squad.as_messages(fields), tokenizer))
     if shape == "messages":
         if tokenizer.chat_template is None:
-            raise UsageError(
-                "messages need a chat template, and this tokenizer has none; set tokenizer.chat_template to a file "
+            raise TemplateError(
+                "tokenizer.chat_template: messages need a chat template, and this tokenizer has none; set it to a file "
                 "with one, or tokenizer.pretrained_model_name_or_path to a tokenizer that has one"
             )
         return Encoded(*encode_messages(fields["messages"], tokenizer, fields.get("tools")))

@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ac_core.sizes import counted
 from ac_recipes.data import squad
 from ac_recipes.data.config import RecordsDatasetConfig
 from ac_recipes.data.files import read_bytes
@@ -35,14 +36,23 @@ class Fault(NamedTuple):
 
 
 class DataError(UsageError):
-    """The data has mistakes: one line each, the first of them."""
+    """The data has mistakes: one line for all that are the same, the first of them."""
 
     def __init__(self, faults: Iterable[Fault]) -> None:
         self.faults = tuple(faults)
-        lines = [str(fault) for fault in self.faults[:_MOST_TOLD]]
-        if len(self.faults) > _MOST_TOLD:
-            lines.append(f"... and {len(self.faults) - _MOST_TOLD} more like these")
+        places: dict[str, list[str]] = {}
+        for fault in self.faults:
+            places.setdefault(fault.message, []).append(fault.place)
+        lines = [_of_all(message, where) for message, where in places.items()]
+        if len(lines) > _MOST_TOLD:
+            lines[_MOST_TOLD:] = [f"... and {len(lines) - _MOST_TOLD} more like these"]
         super().__init__("\n".join(lines))
+
+
+def _of_all(message: str, places: list[str]) -> str:
+    """`message` at the first of `places`, with how many there are."""
+    more = f"; the same of {counted(len(places) - 1, 'more record')}, up to {places[-1]}" if len(places) > 1 else ""
+    return f"{places[0]}: {message}{more}"
 
 
 def read_records(config: RecordsDatasetConfig, section: str = "dataset") -> list[Record]:
@@ -159,9 +169,10 @@ def _json_file(name: str, data: bytes) -> Iterator[Record | Fault]:
             try:
                 yield from (Record(f"{name}:{where}", fields) for where, fields in squad.flatten(document))
             except (KeyError, TypeError) as error:
-                yield Fault(f"{name}:1", f"is not in SQuAD's layout: {error!r}")
+                what = f"has no key {error}" if isinstance(error, KeyError) else "is no mapping"
+                yield Fault(f"{name}:1", f"is not in SQuAD's layout {squad.LAYOUT}: a part of it {what}")
         else:
-            yield Fault(f"{name}:1", "expected a list of records, or SQuAD's layout {data: [{paragraphs: ...}]}")
+            yield Fault(f"{name}:1", f"expected a list of records, or SQuAD's layout {squad.LAYOUT}")
 
 
 def _list_items(name: str, text: str) -> Iterator[Record | Fault]:

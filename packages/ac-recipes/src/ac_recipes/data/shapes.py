@@ -33,7 +33,10 @@ def _unknown(fields: Mapping[str, Any]) -> str:
             missing = next(key for key in keys if key not in fields)
             return f"has {_names(given)} but no {missing!r}"
     known = " or ".join("{" + ", ".join(keys) + "}" for keys in SHAPES.values())
-    return f"has the keys {_names(fields) or 'none'}; a record has {known} (dataset.column_mapping renames keys)"
+    turns = next((key for key, value in fields.items() if isinstance(value, list) and value), None)
+    example = "" if turns is None or not isinstance(fields[turns][0], dict) else f": {{messages: {turns}}}"
+    has = _names(fields) or "none"
+    return f"has the keys {has}; a record has {known} (dataset.column_mapping renames keys{example})"
 
 
 def _fault_in_texts(fields: Mapping[str, Any], shape: str) -> str | None:
@@ -52,13 +55,23 @@ def _fault_in_messages(fields: Mapping[str, Any]) -> str | None:
         return "'messages' is not a list of messages"
     for number, message in enumerate(messages, start=1):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            return f"message {number} has no 'role'"
+            return f"message {number} has no 'role'{_instead(message)}"
         content = message.get("content")
         if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
             return f"'content' of message {number} is not text"
     if all(message["role"] != "assistant" for message in messages):
         return "no message has the role 'assistant', so nothing in it would count"
     return None if tools is None or isinstance(tools, list) else "'tools' is not a list"
+
+
+def _instead(message: Any) -> str:
+    """What a message without a role has, and what to write in place of it."""
+    if not isinstance(message, dict):
+        return f", it is {type(message).__name__}; a message is {{role, content}}"
+    said = f"; it has {_names(message) or 'nothing'}, and a message is {{role, content}}"
+    if "from" in message and "value" in message:
+        said += ": write 'from' as 'role' ('human' is 'user', 'gpt' is 'assistant') and 'value' as 'content'"
+    return said
 
 
 def _names(keys: Any) -> str:

@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+LAYOUT = "{data: [{paragraphs: [{context, qas: [{question, answers}]}]}]}"
+"""Of its files."""
+
 
 def answer_of(fields: dict[str, Any]) -> str | None:
     """The first answer of a record. `answers` is SQuAD's `{"text": [...]}`, a list of `{"text"}`, a list of strings, or

@@ -6,9 +6,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from ac_core.sizes import counted
 from ac_recipes.data.config import TextDatasetConfig
 from ac_recipes.data.files import read_text
 from ac_recipes.errors import UsageError
+
+_MOST_NAMED = 3
+"""Files that a message names."""
 
 
 def read_documents(config: TextDatasetConfig) -> list[str]:
@@ -52,8 +56,10 @@ def cut_windows(
     ids = [token for document in encoded for token in (*document, tokenizer.eos_token_id)]
     length = config.sequence_length
     if len(ids) <= length:
+        source = config.text if isinstance(config.text, str) else ", ".join(config.text[:_MOST_NAMED])
+        source += ", ..." * (not isinstance(config.text, str) and len(config.text) > _MOST_NAMED)
         raise UsageError(
-            f"{section}.text: {len(ids)} tokens are too few for a training sequence of {length} tokens; give more text "
-            f"or a smaller {section}.sequence_length"
+            f"{section}.text: {source}: {counted(len(ids), 'token')}, too few for a training sequence of {length} "
+            f"tokens; give more text or a smaller {section}.sequence_length"
         )
     return Windows(torch.tensor(ids).unfold(0, length + 1, length).contiguous())

@@ -71,7 +71,7 @@ def place_at(root: Node, path: KeyPath, *, of_key: bool = False, about: str = ""
             break
     else:
         words = set(re.findall(r"\w+", about)) if isinstance(root, MapNode) else set()
-        named = [root.entries[key].node.place for key in words if key in root.entries]
+        named = [entry.node.place for key, entry in root.entries.items() if key in words] if words else []
         return next((each for each in named if each.file == COMMAND_LINE), place)
     return place
 

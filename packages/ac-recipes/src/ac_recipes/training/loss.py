@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from ac_loss import LossConfig, explain, linear_cross_entropy, reference
 from ac_recipes.errors import RunError, UsageError
 from ac_recipes.recipe import Recipe
+from ac_recipes.their_words import said
 
 # NOTE [ The loss inside the head's forward ]
 # The fused loss needs the hidden states and the head's weight. `HeadLoss` computes it as the forward of the head, for
@@ -166,8 +167,10 @@ def attach_loss(model: nn.Module, config: LossConfig) -> HeadLoss:
         with torch.no_grad(), torch.random.fork_rng():
             output = model.eval()(input_ids=ids, use_cache=False)
     except Exception as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise UsageError(f"model.config: this {name} does not run on four tokens: {reason[:300]}") from error
+        raise UsageError(
+            f"model.config: this {name} does not run: it was tried on two texts of four tokens, and {said(error)}; "
+            "sizes among its fields do not fit one another; mend them, or leave them out for transformers' defaults"
+        ) from error
     finally:
         handle.remove()
         model.train(was_training)

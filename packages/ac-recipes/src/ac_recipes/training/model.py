@@ -16,6 +16,7 @@ from ac_recipes.model_class import auto_class
 from ac_recipes.model_config import check_positions, transformers_config, with_vocabulary
 from ac_recipes.pretrained import load_model
 from ac_recipes.recipe import ModelConfig, Recipe
+from ac_recipes.their_words import said
 from ac_recipes.training.console import Row
 from ac_recipes.training.freeze import freeze
 from ac_recipes.training.untrained import check_towers
@@ -64,8 +65,10 @@ def build_model(
                 hf_config, dtype=getattr(torch, config.dtype), attn_implementation=config.attn_implementation
             )
     except Exception as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(f"model.config: transformers cannot build this model: {reason[:400]}") from error
+        raise UsageError(
+            f"model.config: transformers cannot build the {fields['model_type']!r} that these fields describe: "
+            f"{said(error)}; mend the field, or leave it out for transformers' default"
+        ) from error
     # A model of fake tensors is on the CPU, and cannot be moved, not even to where it is.
     return model.train() if device.type == "cpu" else model.to(device).train()
 
