@@ -19,6 +19,7 @@ import torch.distributed as dist
 from ac_recipes.cli import main
 from ac_recipes.errors import LostPeerError, RankError, RunError, RunInterruptedError, UsageError
 from ac_recipes.invocation import Invocation
+from ac_recipes.launch import Nodes, launch_ranks
 from ac_recipes.launch import _kept as kept_by_ranks
 from ac_recipes.launch import _told as told_of
 from ac_recipes.rank_process import KEPT_FILE, PARENT, RUN_FILE, check_environment, leave_run, report_failure, told_as
@@ -251,6 +252,18 @@ def test_a_rank_that_meets_no_other_says_so_in_a_line(monkeypatch):
     )
 
 
+@pytest.mark.parametrize(("gpus", "by_the_user", "there"), [(0, None, "FATAL"), (0, "INFO", "INFO"), (8, None, None)])
+def test_what_gloo_logs_is_left_to_our_last_words_and_what_nccl_logs_is_shown(monkeypatch, gpus, by_the_user, there):
+    seen = []
+    environment = {name: value for name, value in os.environ.items() if name != "TORCH_CPP_LOG_LEVEL"}
+    monkeypatch.setattr(os, "environ", environment | ({"TORCH_CPP_LOG_LEVEL": by_the_user} if by_the_user else {}))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", lambda *_: lambda *_: seen.append(os.environ))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    launch_ranks(["train", "default"], 2, Nodes(), Invocation(("train", "default")))
+    assert [found.get("TORCH_CPP_LOG_LEVEL") for found in seen] == [there]
+
+
 def test_a_rank_that_is_killed_is_named_and_the_others_end(tiny_file):
     endless = ["--step_scheduler.max_steps", "100000", "--step_scheduler.ckpt_every_steps", "1"]
     launcher = command("train", str(tiny_file), "--nproc-per-node", "2", *endless, "--checkpoint.keep_last", "2")
@@ -266,7 +279,7 @@ def test_a_rank_that_is_killed_is_named_and_the_others_end(tiny_file):
     assert told[0].startswith("ac-recipes: rank 1: ended by SIGKILL, "), err
     assert "; the other ranks were ended; the newest checkpoint is " in told[0], err
     assert "go on with: ac-recipes train " in told[0], err
-    assert err.splitlines() == told, "nor does gloo say anything"
+    assert err.splitlines() == told
     assert not any(map(alive, workers))
     (run,) = (tiny_file.parent / "runs").iterdir()
     assert [c for c in whole_checkpoints(run / "checkpoints") if damage(c) is None], "a checkpoint to go on from"
