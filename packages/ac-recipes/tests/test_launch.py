@@ -3,29 +3,39 @@
 import json
 import math
 import os
+import re
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 
 from ac_recipes.cli import main
-from ac_recipes.errors import LostPeerError, RankError, RunError
-from ac_recipes.rank_process import told_as
+from ac_recipes.errors import LostPeerError, RankError, RunError, RunInterruptedError, UsageError
+from ac_recipes.invocation import Invocation
+from ac_recipes.launch import Nodes, launch_ranks
+from ac_recipes.launch import _kept as kept_by_ranks
+from ac_recipes.launch import _told as told_of
+from ac_recipes.rank_process import KEPT_FILE, PARENT, RUN_FILE, check_environment, leave_run, report_failure, told_as
 from ac_recipes.training.checkpoint import whole_checkpoints
-from ac_recipes.training.manifest import damage
+from ac_recipes.training.manifest import Checkpoint, damage, record_files, write_manifest
+from ac_recipes.training.ranks import ranks_here
 from ac_recipes.training.trainer import train
 
 DIVERGING = ["--optimizer.lr=1e30", "--lr_scheduler.lr_warmup_steps=0", "--clip_grad_norm.max_norm=null"]
 
 
-def command(*arguments, **environment):
+def command(*arguments, largest_file="unlimited", **environment):
+    """largest_file: what the process and its ranks may write of one, in KiB / 2."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     return subprocess.Popen(
-        [sys.executable, "-m", "ac_recipes", *arguments],
+        ["sh", "-c", f'ulimit -f {largest_file}; exec "$@"', "sh", sys.executable, "-m", "ac_recipes", *arguments],
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -118,6 +128,150 @@ def test_a_signal_to_the_launcher_saves_on_all_ranks_and_ends_well(tiny_file):
     assert stopped.strip() == f"stopped by SIGTERM after step {checkpoint.step}; go on with: {resume}"
 
 
+def test_a_save_that_fails_after_a_signal_is_told_as_such(tiny_file):
+    """A real failure: no file may have more than 60 KiB, and the checkpoint's has."""
+    endless = ["--step_scheduler.max_steps", "100000", "--step_scheduler.ckpt_every_steps", "null"]
+    process = command("train", str(tiny_file), "--nproc-per-node", "2", *endless, largest_file=120)
+    while not (line := process.stdout.readline()).startswith("step 2"):
+        assert line, process.communicate()
+    process.send_signal(signal.SIGTERM)
+    code, _, err = outcome(process)
+    assert code == 1, err
+    (line,) = err.splitlines()
+    assert re.match(
+        r"ac-recipes: rank \d: .*File too large, while the checkpoint of step \d+ was written; no checkpoint was "
+        "written yet. Make room, and start the run anew; the other ranks were ended$",
+        line,
+    )
+
+
+def test_a_disk_that_is_full_while_the_ranks_set_up_is_told_once(tiny_file):
+    code, _, err = outcome(command("train", str(tiny_file), "--nproc-per-node", "2", largest_file=15))
+    assert code == 1, err
+    (line,) = err.splitlines()
+    assert re.match(r"ac-recipes: rank 0: .*/tokenizer\.json: File too large, while the run was set up; ", line)
+
+
+def failed(exitcode, message=None, timestamp=0):
+    """What torch's launcher knows of a rank that failed."""
+    data = {"message": {"message": message}} if message else {"message": "<NONE>"}
+    name = signal.Signals(-exitcode).name if exitcode < 0 else ""
+    return SimpleNamespace(exitcode=exitcode, timestamp=timestamp, error_file_data=data, signal_name=lambda: name)
+
+
+TERM = signal.SIGTERM
+SAVE_FAILED = "RankError: the disk is full"
+INTERRUPTED = "RunInterruptedError: ended by SIGTERM; nothing is saved"
+
+
+@pytest.mark.parametrize(
+    ("failures", "asked", "kind", "code", "said"),
+    [
+        ([failed(-TERM), failed(1, SAVE_FAILED)], TERM, RunError, 1, "rank 1: the disk is full; the other ranks were"),
+        ([failed(1, SAVE_FAILED)], None, RunError, 1, "rank 0: the disk is full; the other ranks were ended"),
+        ([failed(143, INTERRUPTED)] * 2, TERM, RunError, 143, "ended by SIGTERM; nothing is saved"),
+        ([failed(2, "UsageError: 3 ranks")], TERM, UsageError, 2, "3 ranks"),
+        ([failed(-TERM), failed(1, "LostPeerError: a")], TERM, RunInterruptedError, 143, "ended by SIGTERM; KEPT"),
+        ([failed(130)], signal.SIGINT, RunInterruptedError, 130, "ended by SIGINT; KEPT"),
+        ([failed(-9)], TERM, RunError, 1, "rank 0: ended by SIGKILL, which is how Linux ends a process when the"),
+        ([failed(-TERM)], None, RunError, 1, "rank 0: ended by SIGTERM; the other ranks were ended; KEPT"),
+        ([failed(1, "KeyError: ")], None, RunError, 1, "rank 0: KeyError; the other ranks were ended"),
+    ],
+)
+def test_what_a_rank_left_is_said_also_when_a_signal_had_asked_it_to_end(failures, asked, kind, code, said):
+    error = told_of(dict(enumerate(failures)), asked, lambda: "KEPT")
+    assert (type(error), error.exit_code) == (kind, code)
+    assert str(error).startswith(said)
+    assert str(error).endswith(("ended", "saved", "ranks", "KEPT"))
+
+
+def one_of_two(monkeypatch, **environment):
+    """This process is what a launcher would have started."""
+    right = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in (right | environment).items():
+        monkeypatch.setenv(name, value)
+
+
+def test_the_launcher_finds_what_the_run_of_its_ranks_goes_on_from(tmp_path, monkeypatch):
+    invocation, files = Invocation(("train", "my tiny.yaml")), (tmp_path / "kept", tmp_path / "folder")
+    assert kept_by_ranks(*files, invocation) == "no checkpoint was written yet; start the run anew"
+    one_of_two(monkeypatch, RANK="0", LOCAL_RANK="0")
+    monkeypatch.setenv(PARENT, "1")
+    monkeypatch.setenv(RUN_FILE, str(files[1]))
+    run = tmp_path / "my run"
+    leave_run(run)
+    assert kept_by_ranks(*files, invocation) == "no checkpoint was written yet; start the run anew"
+    checkpoint = run / "checkpoints" / "step-00000003"
+    checkpoint.mkdir(parents=True)
+    (run / "recipe.yaml").touch()
+    (checkpoint / ".metadata").touch()
+    write_manifest(Checkpoint(checkpoint, 3, 1, None, record_files(checkpoint)), checkpoint)
+    assert kept_by_ranks(*files, invocation) == (
+        f"the newest checkpoint is {checkpoint}; go on with: ac-recipes train 'my tiny.yaml' --resume '{run}'"
+    )
+    files[0].write_text("of a rank")
+    assert kept_by_ranks(*files, invocation) == "of a rank"
+
+
+def test_a_rank_that_cannot_leave_its_error_shows_it_itself(tmp_path, monkeypatch):
+    one_of_two(monkeypatch)
+    left = tmp_path / "error"
+    monkeypatch.setenv(PARENT, "1")
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(left))
+    monkeypatch.setenv(KEPT_FILE, str(tmp_path / "kept"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        assert not report_failure(RunError("the disk is full"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not left.exists(), "torch's launcher does not read half of it"
+    assert report_failure(RunError("the disk is full"))
+    assert "RunError: the disk is full" in left.read_text()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"RANK": "x"}, "the environment has RANK 'x', which is no number"),
+        ({"MASTER_PORT": "-1"}, "the environment has MASTER_PORT '-1', which is no number"),
+        ({"RANK": "2"}, "the environment has RANK 2, which is none of WORLD_SIZE 2 ranks, 0 first"),
+    ],
+)
+def test_ranks_that_cannot_be_are_refused(monkeypatch, wrong, message):
+    one_of_two(monkeypatch, **wrong)
+    with pytest.raises(UsageError, match=message):
+        check_environment()
+
+
+def test_a_rank_that_meets_no_other_says_so_in_a_line(monkeypatch):
+    """Rank 0 has ended, as one does that refuses the recipe."""
+    one_of_two(monkeypatch)
+
+    def reset(*_arguments):
+        raise dist.DistNetworkError("Connection reset by peer\nException raised from recvBytes")
+
+    monkeypatch.setattr(dist, "init_process_group", reset)
+    with pytest.raises(RankError) as caught:
+        ranks_here()
+    assert str(caught.value) == (
+        "cannot meet the other ranks at localhost:1: Connection reset by peer; another rank has ended and says why, or "
+        "MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE do not fit"
+    )
+
+
+@pytest.mark.parametrize(("gpus", "by_the_user", "there"), [(0, None, "FATAL"), (0, "INFO", "INFO"), (8, None, None)])
+def test_what_gloo_logs_is_left_to_our_last_words_and_what_nccl_logs_is_shown(monkeypatch, gpus, by_the_user, there):
+    seen = []
+    environment = {name: value for name, value in os.environ.items() if name != "TORCH_CPP_LOG_LEVEL"}
+    monkeypatch.setattr(os, "environ", environment | ({"TORCH_CPP_LOG_LEVEL": by_the_user} if by_the_user else {}))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", lambda *_: lambda *_: seen.append(os.environ))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    launch_ranks(["train", "default"], 2, Nodes(), Invocation(("train", "default")))
+    assert [found.get("TORCH_CPP_LOG_LEVEL") for found in seen] == [there]
+
+
 def test_a_rank_that_is_killed_is_named_and_the_others_end(tiny_file):
     endless = ["--step_scheduler.max_steps", "100000", "--step_scheduler.ckpt_every_steps", "1"]
     launcher = command("train", str(tiny_file), "--nproc-per-node", "2", *endless, "--checkpoint.keep_last", "2")
@@ -133,7 +287,7 @@ def test_a_rank_that_is_killed_is_named_and_the_others_end(tiny_file):
     assert told[0].startswith("ac-recipes: rank 1: ended by SIGKILL, "), err
     assert "; the other ranks were ended; the newest checkpoint is " in told[0], err
     assert "go on with: ac-recipes train " in told[0], err
-    assert "Traceback" not in err
+    assert err.splitlines() == told
     assert not any(map(alive, workers))
     (run,) = (tiny_file.parent / "runs").iterdir()
     assert [c for c in whole_checkpoints(run / "checkpoints") if damage(c) is None], "a checkpoint to go on from"

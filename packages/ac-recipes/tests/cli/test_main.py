@@ -84,6 +84,63 @@ def test_where_nobody_reads_on_a_command_ends_in_silence(arguments, unbuffered):
     assert (done.returncode, done.stderr) == (141, "")
 
 
+FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+
+
+@FULL
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [["schema"], ["check", "default"], ["check", "no", "--json"]], ids=" ".join)
+def test_an_output_that_takes_no_more_is_one_line(arguments, unbuffered):
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "ac_recipes", *arguments],
+            stdout=full, stderr=subprocess.PIPE, env=environment, check=False, timeout=60, text=True,
+        )  # fmt: skip
+    assert done.stderr.splitlines()[-1] == "ac-recipes: standard output: No space left on device"
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize(("closed", "arguments", "code"), [(">&-", "schema", 0), (">&- 2>&-", "check no", 2)])
+def test_a_closed_output_is_none(closed, arguments, code):
+    line = f'"{sys.executable}" -m ac_recipes {arguments} {closed}'
+    done = subprocess.run(["sh", "-c", line], capture_output=True, check=False, timeout=60, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_what_an_encoding_lacks_is_shown_as_its_escape():
+    done = subprocess.run(
+        [sys.executable, "-m", "ac_recipes", "check", "r\xfcns.yaml"],
+        capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}, check=False, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (2, b"")
+    assert done.stdout.startswith(rb"r\xfcns.yaml is neither a file nor a shipped recipe; ")
+
+
+def test_the_streams_of_a_program_that_calls_a_command_are_left_to_it():
+    code = "import sys; from ac_recipes.cli import main; main(['schema']); print('still here')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60, text=True)
+    assert done.stdout.endswith("}\nstill here\n")
+
+
+def test_a_command_that_ctrl_c_ends_says_nothing_of_runs(capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ac_recipes.cli.check.run", interrupted)
+    assert run(capsys, "check", "default") == (130, "", "ac-recipes: ended by SIGINT\n")
+
+
+def test_another_full_disk_is_a_fault(tiny_file, monkeypatch):
+    def fails(*_):
+        raise OSError(28, "No space left on device", "some file")
+
+    monkeypatch.setattr("ac_recipes.cli.check.run", fails)
+    with pytest.raises(OSError, match="some file"):
+        main(["check", str(tiny_file)])
+
+
 def test_another_broken_pipe_is_a_fault(tiny_file, monkeypatch):
     def run(*_):
         raise BrokenPipeError("of some socket")
