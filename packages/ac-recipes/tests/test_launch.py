@@ -140,7 +140,7 @@ def test_a_save_that_fails_after_a_signal_is_told_as_such(tiny_file):
     (line,) = err.splitlines()
     assert re.match(
         r"ac-recipes: rank \d: .*File too large, while the checkpoint of step \d+ was written; no checkpoint was "
-        "written yet. Make room, and start the run anew; the other ranks were ended$",
+        r"written yet. Raise the limit on the size of a file .*, and start the run anew; the other ranks were ended$",
         line,
     )
 
@@ -266,10 +266,12 @@ def test_what_gloo_logs_is_left_to_our_last_words_and_what_nccl_logs_is_shown(mo
     environment = {name: value for name, value in os.environ.items() if name != "TORCH_CPP_LOG_LEVEL"}
     monkeypatch.setattr(os, "environ", environment | ({"TORCH_CPP_LOG_LEVEL": by_the_user} if by_the_user else {}))
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", lambda *_: lambda *_: seen.append(os.environ))
+    launch = "torch.distributed.launcher.api.elastic_launch"
+    monkeypatch.setattr(launch, lambda *_: lambda *_: seen.append({**os.environ}))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     launch_ranks(["train", "default"], 2, Nodes(), Invocation(("train", "default")))
     assert [found.get("TORCH_CPP_LOG_LEVEL") for found in seen] == [there]
+    assert os.environ.keys() == environment.keys() | ({"TORCH_CPP_LOG_LEVEL"} if by_the_user else set())
 
 
 def test_a_rank_that_is_killed_is_named_and_the_others_end(tiny_file):

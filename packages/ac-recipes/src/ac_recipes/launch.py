@@ -169,6 +169,18 @@ class _Stop:
             raise SignalException(f"a second {signum.name}", signum)
 
 
+@contextmanager
+def _restored_environment() -> Iterator[None]:
+    """What is set for the ranks is not there for whoever called the launcher from Python."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@_restored_environment()
 def launch_ranks(arguments: list[str], nproc_per_node: int, nodes: Nodes, invocation: Invocation) -> None:
     """Run `ac-recipes ARGUMENTS` in `nproc_per_node` processes here; returns when all have ended well.
 

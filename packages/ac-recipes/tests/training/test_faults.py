@@ -186,8 +186,8 @@ def test_a_disk_that_is_full_while_the_run_is_set_up_is_told(tiny, limit, file):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert re.fullmatch(
-        rf".*/tiny-\d+-\d+/{file}: File too large, while the run was set up; no checkpoint was written yet\. Make "
-        r"room, and start the run anew",
+        rf".*/tiny-\d+-\d+/{file}: File too large, while the run was set up; no checkpoint was written yet\. Raise "
+        r"the limit on the size of a file .*, and start the run anew",
         str(caught.value),
     )
 
