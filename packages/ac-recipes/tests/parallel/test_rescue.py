@@ -141,3 +141,43 @@ def test_shares_of_a_run_are_not_saved_without_the_rank_that_is_killed(short, tr
     _, told = train_on_ranks(2, short(*NOISY), script=KILL.replace("VICTIM", "1"), killed=1)
     assert "; no checkpoint was written yet (the steps since could not be saved: each rank held a share of" in told
     assert told.endswith("; start the run anew")
+
+
+TWICE = """
+import json, os, signal
+from pathlib import Path
+import torch.distributed as dist
+import ac_recipes.training.rescue as rescue
+from ac_recipes.errors import RunError
+from ac_recipes.reader import read_recipe
+from ac_recipes.recipe import Recipe
+from ac_recipes.training.saving import Saver
+from ac_recipes.training.trainer import Trainer, train
+
+forward, calls, save = Trainer.forward, [], Saver.rescue
+
+def spoilt(self, *arguments, **options):
+    calls.append(self.steps_done)
+    if dist.get_rank() == 0 and calls.count(2) == 2:  # in the middle of step 3
+        raise MemoryError
+    return forward(self, *arguments, **options)
+
+def no_memory_either(self, *arguments):
+    if dist.get_rank() == 1:
+        raise MemoryError
+    return save(self, *arguments)
+
+Trainer.forward, Saver.rescue = spoilt, no_memory_either
+rescue.end_rank = lambda code: os.kill(os.getpid(), signal.SIGKILL)  # as the test expects of rank 1
+((path, _),) = jobs
+try:
+    train(read_recipe(Recipe, Path(path)), "noisy", to_stderr=True)
+except RunError as error:
+    print(json.dumps([str(error)]), flush=True)
+os._exit(0)
+"""
+
+
+def test_a_rank_whose_part_of_the_rescue_fails_keeps_no_other_waiting(short, train_on_ranks):
+    (told,) = train_on_ranks(2, short(*NOISY), script=TWICE, killed=1)
+    assert re.match(r"out of memory .* in step 3: .*; no checkpoint was written yet \(the steps since could not", told)

@@ -35,7 +35,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ac_recipes.errors import LostPeerError
+from ac_recipes.errors import LostPeerError, RunError
+from ac_recipes.rank_process import end_rank
 from ac_recipes.training.alarm import Alarm
 from ac_recipes.training.checkpoint import RunState
 from ac_recipes.training.faults import Faults, NotFiniteError, causes, is_lost_peer, reason_of
@@ -123,7 +124,7 @@ class Rescue:
         self._alarm: Alarm | None = None
         if ranks.world_size > 1 and saver.config.enabled:
             self._ranks = replace(ranks, group=dist.new_group(backend="gloo"))
-            self._alarm = Alarm(ranks, failed=self._keep, lost=self._keep_alone)
+            self._alarm = Alarm(ranks, failed=self._keep_with_others, lost=self._keep_alone)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -145,20 +146,33 @@ class Rescue:
         if self._alarm is not None:
             self._alarm.switch_off()
 
+    def _keep_with_others(self) -> None:
+        """On a rank that has heard the alarm. If its part fails, the others wait for it in the save, and its own main
+        thread for them: all end once they lose it."""
+        if not self._keep():
+            end_rank(RunError.exit_code)
+
     def _keep_alone(self) -> None:
         self._keep(alone=True)
 
-    def _keep(self, *, alone: bool = False) -> None:
-        """Save, once, or tell `faults` why that is not possible: from the main thread, or from that of the alarm."""
+    def _keep(self, *, alone: bool = False) -> bool:
+        """Save, once, or tell `faults` why that is not possible: from the main thread, or from that of the alarm.
+
+        Returns:
+            Whether this thread has not failed in it. That there is a reason not to save, on which all ranks agree, is
+            no failure.
+        """
         if not self._once.acquire(blocking=False):
             self._is_over.wait(PATIENCE.total_seconds())
-            return
+            return True
         try:
             self._faults.unsaved = self._reason_not_to() or (self._saved_alone() if alone else self._saved())
         except (RuntimeError, OSError, MemoryError, CheckpointException) as error:
             self._faults.unsaved = reason_of(error)
+            return False
         finally:
             self._is_over.set()
+        return True
 
     def _reason_not_to(self) -> str | None:
         return None if self._saver.config.enabled else "checkpoint.enabled is false"
