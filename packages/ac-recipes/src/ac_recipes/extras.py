@@ -5,7 +5,6 @@ A hatch environment has no pip, and a package that is installed from a checkout 
 
 import json
 import os
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlparse
@@ -30,6 +29,8 @@ def _folder(package: str) -> tuple[str, str]:
     """The folder that `package` was installed from, and the option to install it from there in the same way; empty if
     it came from an index. `direct_url.json` is what installers write down of that (PyPA's "Direct URL" specification).
     """
+    from importlib import metadata  # slow to load, and asked only where something is missing
+
     try:
         text = metadata.distribution(package).read_text("direct_url.json")
     except metadata.PackageNotFoundError:

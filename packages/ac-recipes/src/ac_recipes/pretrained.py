@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from fnmatch import fnmatch
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -74,6 +73,8 @@ def files_of_package(reference: str, field: str) -> list[Path]:
     Raises:
         UsageError: it is not installed, or has no such file; begins with `field`.
     """
+    from importlib import metadata  # slow to load, and most recipes name no package
+
     package, _, pattern = reference.removeprefix(PACKAGE).partition("/")
     if not package or not pattern:
         raise UsageError(f"{field}: {reference!r} is not of the form package:NAME/PATTERN")
