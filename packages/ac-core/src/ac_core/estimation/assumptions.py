@@ -13,8 +13,7 @@ LINK = 25e9
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """What was asked of `estimate` or `plan`, in words; see there. rows: of the batch; None: not known. fused: what was
-    taken for fused kernels. expert_load: None: how rows travel to
-    other ranks is not simulated."""
+    taken for fused kernels. expert_load: None: how rows travel to other ranks is not simulated."""
 
     policy: str = "full"
     offload: str = "none"

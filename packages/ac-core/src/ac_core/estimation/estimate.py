@@ -233,17 +233,17 @@ class TrainingStep:
     def simulate(self, apply: Apply) -> Simulation:
         """The step, of a model to which `apply` has given its checkpointing."""
         before: list[tuple[Any, Any]] = []
-
-        def prepare(ranks: Ranks, made: nn.Module) -> None:
-            before.extend(cache_settings(made))
-            self._prepare(made, apply, ranks)
-
         try:
             with _alone(), ranks_of(self.strategy, self.dp_size, self.ep_size, self.compute_dtype) as ranks:
+
+                def prepare(made: nn.Module) -> None:
+                    before.extend(cache_settings(made))
+                    self._prepare(made, apply, ranks)
+
                 return simulate(
                     self.model,
                     self.make_batch,
-                    prepare=partial(prepare, ranks),
+                    prepare=prepare,
                     shard=ranks.shard,
                     loss=self.differentiated,
                     optimizer=self._build_optimizer,

@@ -24,11 +24,8 @@ def simulated_ranks(*sizes: int, names: tuple[str, ...] | None = None) -> Iterat
     Args:
         sizes, names: of the dimensions.
     """
-    # The backend registers itself when this is imported. It is there for simulations like this one, in no public place.
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
     if not dist.is_initialized():
-        dist.init_process_group("fake", rank=0, world_size=prod(sizes), store=FakeStore())
+        dist.init_process_group("fake", rank=0, world_size=prod(sizes), store=_store())
         try:
             yield init_device_mesh("cpu", sizes, mesh_dim_names=names)
         finally:
@@ -49,15 +46,13 @@ def simulated_ranks(*sizes: int, names: tuple[str, ...] | None = None) -> Iterat
 @contextmanager
 def _group(ranks: list[int]) -> Iterator[dist.ProcessGroup]:
     """A group beside those that are there. This process is the first of `ranks`."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
     # `new_group` makes none with more ranks than the default group has, and asks all of these to take part.
     group, _ = distributed_c10d._new_process_group_helper(
         len(ranks),
         0,
         ranks,
         "fake",
-        FakeStore(),
+        _store(),
         f"ac_core: simulated ranks {next(_NUMBERS)}",  # type: ignore[arg-type]
         timeout=distributed_c10d.default_pg_timeout,
     )
@@ -66,3 +61,10 @@ def _group(ranks: list[int]) -> Iterator[dist.ProcessGroup]:
         yield group
     finally:
         dist.destroy_process_group(group)
+
+
+def _store() -> dist.Store:
+    # The backend registers itself when this is imported. It is there for simulations like this one, in no public place.
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()

@@ -201,19 +201,24 @@ def _cheapest(limit: int, course: Course) -> Iterator[dict[str, Option]]:
 
 
 def _small(course: Course, tried: list[tuple[dict[str, Option], Simulation]]) -> Iterator[dict[str, Option]]:
-    """Choices that take little, one after the other; those that were above the limit are in `tried`.
+    """Choices that take little, one after the other, but for those that were above the limit: they are in `tried`.
 
     Figures are corrected upwards only, and what one choice has shown may be too much for another. So this asks steps:
     of blocks that are not alike, also those that give all of one kind another option.
     """
+    for choice in (course.smallest(), dict.fromkeys(course.order, "full")):
+        if not _is_among(tried, choice):
+            yield choice
     kinds = course.kinds()
-    yield course.smallest()
-    yield dict.fromkeys(course.order, "full")
     for members in kinds if len(kinds) > 1 else ():
         for option in ("none", "full"):
             other = _lowest(tried)[0] | dict.fromkeys(members, option)
-            if all(other != chosen for chosen, _ in tried):
+            if not _is_among(tried, other):
                 yield other
+
+
+def _is_among(tried: list[tuple[dict[str, Option], Simulation]], choice: dict[str, Option]) -> bool:
+    return any(choice == other for other, _ in tried)
 
 
 def _cheaper(

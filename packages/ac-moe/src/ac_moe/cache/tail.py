@@ -82,7 +82,7 @@ def mark(output: torch.Tensor, number: int, skipped: bool) -> torch.Tensor:
 def opened(rows: torch.Tensor) -> Iterator[Mark | None]:
     """The mark of `rows`, if it is what a down projection returned; until the exit it is an ordinary tensor."""
     if type(rows) is not DownProjectionRows:
-        yield rows._ac_moe_mark if isinstance(rows, FakeTensor) and hasattr(rows, "_ac_moe_mark") else None
+        yield getattr(rows, "_ac_moe_mark", None) if isinstance(rows, FakeTensor) else None
         return
     rows.__class__ = torch.Tensor
     try:

@@ -4,12 +4,13 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from ac_recipes.model_config import transformers_config
+from ac_recipes.model_sizes import EXPERTS
 from ac_recipes.reader import Problem
 from ac_recipes.recipe import Recipe
 
 SHARED_OUT = {
     "tp_size": ("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size"),
-    "ep_size": ("num_experts", "num_local_experts", "n_routed_experts"),
+    "ep_size": EXPERTS,
 }
 """What ranks share out equally, by the names that transformers' configurations have for it."""
 

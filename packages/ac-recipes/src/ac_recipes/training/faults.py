@@ -62,8 +62,8 @@ class Faults:
         Raises:
             RunError: a loss that is not finite; Ctrl-C.
             RankError: out of memory, a disk that is full, a file that cannot be read; checkpointing that a step has
-                shown not to be what was asked for; another rank is gone. Whatever
-                else is raised is a mistake of the program and goes through with its traceback.
+                shown not to be what was asked for; another rank is gone. Whatever else is raised is a mistake of the
+                program and goes through with its traceback.
         """
         try:
             yield
